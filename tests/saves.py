@@ -82,7 +82,7 @@ def save_epoch(
 class NodeRun:
     """A run of one node, "a", whose blobs the test sets; it saves at once and cleans up."""
 
-    def __init__(self, path: Path, **options: Any) -> None:
+    def __init__(self, path: Path | str, **options: Any) -> None:
         options.setdefault("files", FaultyFiles(sync=False))
         self.path = path
         self.manager = MultiNodeCheckpointManager(path, **options)

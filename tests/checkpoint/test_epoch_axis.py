@@ -88,6 +88,7 @@ def w_of_a(epoch: int) -> Any:
 
 def test_an_array_has_the_axes_epoch_node_and_those_of_the_blob(run: Run) -> None:
     array = run.manager.array("w")
+    assert run.reads("zarr.json") == 2  # a document of each node
     assert array.shape == (5, 2, 2, 3)
     values = pickle.loads(pickle.dumps(array)).compute()
     for epoch in range(5):
@@ -95,17 +96,9 @@ def test_an_array_has_the_axes_epoch_node_and_those_of_the_blob(run: Run) -> Non
     assert np.all(values[:, 1] == 1)
     chosen = run.manager.array("w", nodes=["a"], epochs=np.array([4, 1])).compute()
     assert np.array_equal(chosen, [w_of_a(4), w_of_a(1)])
-
-
-def test_a_number_becomes_an_array_of_epochs(run: Run) -> None:
     numbers = run.manager.array("n", nodes=["b"])
     assert numbers.dtype == np.int64
     assert numbers.compute().tolist() == [0, 1, 2, 3, 4]
-
-
-def test_opening_reads_a_document_of_each_node(run: Run) -> None:
-    run.manager.array("w")
-    assert run.reads("zarr.json") == 2
 
 
 def test_equal_values_are_read_once_a_chunk(run: Run) -> None:
@@ -162,23 +155,23 @@ def test_epochs_of_another_shape_or_dtype_are_named(
         run.manager.array("w")
 
 
-def test_what_cannot_be_opened_is_named(run: Run) -> None:
+@pytest.mark.parametrize(
+    ("name", "options", "error", "told"),
+    [
+        ("late", {}, BlobNotFoundError, "node 'a' has no blob 'late' at epochs 0 to 4"),
+        ("v", {}, BlobNotFoundError, "No node has a blob 'v' at epoch 5"),
+        ("w", {"nodes": ["c"]}, BlobNotFoundError, "node 'c' has no blob 'w'"),
+        ("names", {}, DefinitionError, "'names' of node 'a' is neither an array nor a number"),
+        ("w", {"epochs": [9]}, CheckpointNotFoundError, "Epoch 9"),
+        ("w", {"epochs": []}, DefinitionError, "at least one epoch"),
+    ],
+)
+def test_what_cannot_be_opened_is_named(
+    run: Run, name: str, options: dict[str, Any], error: type[Exception], told: str
+) -> None:
     run.save(5, {"late": np.ones(2)}, {})
-    manager = run.manager
-    with pytest.raises(BlobNotFoundError, match=r"node 'a' has no blob 'late' at epochs 0 to 4"):
-        manager.array("late")
-    with pytest.raises(BlobNotFoundError, match="No node has a blob 'v' at epoch 5"):
-        manager.array("v")
-    with pytest.raises(BlobNotFoundError, match="node 'c' has no blob 'w'"):
-        manager.array("w", nodes=["c"])
-    with pytest.raises(
-        DefinitionError, match="'names' of node 'a' is neither an array nor a number"
-    ):
-        manager.array("names")
-    with pytest.raises(CheckpointNotFoundError, match="Epoch 9"):
-        manager.array("w", epochs=[9])
-    with pytest.raises(DefinitionError, match="at least one epoch"):
-        manager.array("w", epochs=[])
+    with pytest.raises(error, match=told):
+        run.manager.array(name, **options)
 
 
 def test_nothing_of_a_checkpoint_is_run(run: Run) -> None:

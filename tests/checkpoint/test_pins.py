@@ -66,15 +66,6 @@ def test_closing_twice_or_after_a_rewind_is_harmless(
     reader.open(0).close()
 
 
-def test_an_epoch_that_is_gone_cannot_be_pinned(
-    run: NodeRun, reader: MultiNodeCheckpointManager
-) -> None:
-    save(run, 0, 1, 2)
-    with pytest.raises(CheckpointNotFoundError, match="recorded epochs: 1, 2"):
-        reader.open(0, pin=True)
-    assert reader.pins() == {}
-
-
 def test_an_epoch_that_cannot_be_opened_is_not_left_pinned(
     run: NodeRun, reader: MultiNodeCheckpointManager
 ) -> None:
@@ -93,7 +84,11 @@ def test_an_epoch_that_cannot_be_opened_is_not_left_pinned(
 def test_watch_yields_later_epochs_and_those_recorded_again(
     run: NodeRun, reader: MultiNodeCheckpointManager
 ) -> None:
+    with pytest.raises(CheckpointNotFoundError):
+        next(reader.watch(after=7))
+    assert list(reader.watch(poll_seconds=0.001, timeout_seconds=0.01)) == []
     save(run, 0, 1)
+    assert list(reader.watch(poll_seconds=0.001, timeout_seconds=0.01)) == [0, 1]
     watch = reader.watch(after=0, poll_seconds=0.001)
     assert next(watch) == 1
     run.manager.run.rewind(Position(0), "by hand")
@@ -101,19 +96,6 @@ def test_watch_yields_later_epochs_and_those_recorded_again(
     assert [next(watch), next(watch)] == [1, 2]
     run.manager.run.end()
     assert list(watch) == []
-
-
-def test_a_watch_ends_at_its_timeout(run: NodeRun, reader: MultiNodeCheckpointManager) -> None:
-    assert list(reader.watch(poll_seconds=0.001, timeout_seconds=0.01)) == []
-    save(run, 0)
-    assert list(reader.watch(poll_seconds=0.001, timeout_seconds=0.01)) == [0]
-
-
-def test_watching_from_an_epoch_that_does_not_exist_is_an_error(
-    reader: MultiNodeCheckpointManager,
-) -> None:
-    with pytest.raises(CheckpointNotFoundError):
-        next(reader.watch(after=7))
 
 
 def test_a_pinned_epoch_outlives_the_policy_until_it_is_unpinned(tmp_path: Path) -> None:
@@ -155,7 +137,7 @@ def test_an_epoch_that_is_recorded_anew_keeps_its_pins_and_both_stores(tmp_path:
 
 def test_an_epoch_that_is_not_recorded_cannot_be_pinned(tmp_path: Path) -> None:
     manager = MultiNodeCheckpointManager(tmp_path)
-    for change in (manager.pin, manager.unpin):
+    for change in (manager.pin, manager.unpin, lambda epoch: manager.open(epoch, pin=True)):
         with pytest.raises(CheckpointNotFoundError, match="Epoch 3 .* is not recorded"):
             change(3)
     with pytest.raises(DefinitionError, match="label"):

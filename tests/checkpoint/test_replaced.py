@@ -4,16 +4,9 @@ import shutil
 
 import pytest
 
-from jobrunner import (
-    CheckpointError,
-    Job,
-    JobRunner,
-    MultiNodeCheckpointManager,
-    Node,
-    Task,
-    epoch_limiter,
-)
+from jobrunner import CheckpointError, JobRunner, MultiNodeCheckpointManager
 from jobrunner.checkpoint.storage.object_files import open_store
+from tests.jobs import At, counter
 
 
 class Directory:
@@ -70,43 +63,27 @@ def directory(request, tmp_path):
     return Bucket(f"memory://{tmp_path.name}")
 
 
-def counting():
-    with Job("count") as job, Node("a"):
-        with job.init_group:
-            Task(lambda: 0, outputs="n")
-        Task(lambda n: n + 1, inputs="n", outputs="n")
-    epoch_limiter(job, 8)
-    return job
-
-
-class AfterEpochs:
-    """Calls functions after some epochs."""
-
-    def __init__(self, **calls):
-        self.calls = {int(name[1:]): call for name, call in calls.items()}
-
-    def on_epoch(self, epoch, seconds, metrics):
-        self.calls.get(epoch, lambda: None)()
+def run(directory, session, *callbacks, **options):
+    """Run the job, and copy its directory once epoch 2 has ended."""
+    manager = MultiNodeCheckpointManager(directory.path, asynchronous=False)
+    callbacks = [At(2, directory.copy), *callbacks]
+    return JobRunner(counter(8), manager, callbacks=callbacks, **options).run(session)
 
 
 def test_a_replaced_directory_is_refused_at_the_next_save(directory, inproc_session):
-    manager = MultiNodeCheckpointManager(directory.path, asynchronous=False)
-    calls = AfterEpochs(_2=directory.copy, _6=directory.replace)
     with pytest.raises(CheckpointError, match=r"was replaced while this run used it: expected e"):
-        JobRunner(counting(), manager, callbacks=[calls], on_save_error="raise").run(inproc_session)
+        run(directory, inproc_session, At(6, directory.replace), on_save_error="raise")
     # Not a byte was added, and the copy is what a later run continues from.
     assert directory.log() == sorted(str(name) for name in directory.saved if "_log" in str(name))
     again = MultiNodeCheckpointManager(directory.path, take_over=True)
     assert again.epochs() == [0, 1]
-    result = JobRunner(counting(), again).run(inproc_session)
+    result = JobRunner(counter(8), again).run(inproc_session)
     assert (result.resumed_from, result.epoch) == (1, 8)
 
 
 def test_a_run_that_only_warns_saves_again_once_its_own_directory_is_back(
     directory, inproc_session
 ):
-    manager = MultiNodeCheckpointManager(directory.path, asynchronous=False)
-
     def lose():
         older = directory.saved
         directory.copy()
@@ -117,27 +94,33 @@ def test_a_run_that_only_warns_saves_again_once_its_own_directory_is_back(
         directory.saved = directory.own
         directory.replace()
 
-    calls = AfterEpochs(_2=directory.copy, _4=lose, _6=restore)
-    result = JobRunner(counting(), manager, callbacks=[calls]).run(inproc_session)
+    result = run(directory, inproc_session, At(4, lose), At(6, restore))
     assert [failed.epoch for failed in result.failed_saves] == [4, 5]
     assert all("was replaced" in failed.error for failed in result.failed_saves)
+    manager = MultiNodeCheckpointManager(directory.path)
     assert manager.epochs() == [0, 1, 2, 3, 6, 7, 8]
     for epoch in manager.epochs():
         manager.verify(epoch)
 
 
+class AfterSave:
+    """A callback that replaces the directory once epoch 8 is saved."""
+
+    def __init__(self, directory):
+        self.directory = directory
+
+    def on_save(self, report):
+        if report.epoch == 8:
+            self.directory.replace()
+
+
 def test_a_directory_replaced_after_the_last_save_does_not_end_ok(directory, inproc_session):
-    manager = MultiNodeCheckpointManager(directory.path, asynchronous=False)
-    calls = AfterEpochs(_2=directory.copy)
-    calls.on_save = lambda report: report.epoch == 8 and directory.replace()
     with pytest.raises(CheckpointError, match="was replaced"):
-        JobRunner(counting(), manager, callbacks=[calls]).run(inproc_session)
+        run(directory, inproc_session, AfterSave(directory))
 
 
 def test_a_manager_that_only_reads_reads_a_replaced_directory_afresh(directory, inproc_session):
-    manager = MultiNodeCheckpointManager(directory.path, asynchronous=False)
-    calls = AfterEpochs(_2=directory.copy)
-    JobRunner(counting(), manager, callbacks=[calls]).run(inproc_session)
+    run(directory, inproc_session)
     reader = MultiNodeCheckpointManager(directory.path)
     assert reader.latest() == 8
     directory.replace()

@@ -1,4 +1,4 @@
-"""What the sweeper makes durable, and when, while it hides and deletes stores."""
+"""What is given up, and how its stores are hidden and then deleted."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ def test_without_syncfs_a_root_document_is_deleted_durably_before_the_rest(
 
 def test_one_syncfs_is_enough_for_all_stores_if_the_system_has_it(tmp_path: Path) -> None:
     steps = [operation for operation, _ in sweep(TracedFiles(0), tmp_path)]
-    assert steps == ["unlink"] * 2 + ["syncfs"] + ["unlink"] * 3 + ["syncfs", "unlink"]
+    # The documents of two stores are deleted, durably, and then the rest; so is the third store.
+    two_stores = ["unlink", "unlink", "syncfs", "unlink", "unlink"]
+    assert steps == [*two_stores, "unlink", "syncfs", "unlink"]
 
 
 def test_an_earlier_removal_is_made_durable_before_the_store_is_deleted(
@@ -117,5 +119,6 @@ def test_a_leftover_that_cannot_be_deleted_hinders_no_other(
     manager = MultiNodeCheckpointManager(tmp_path, files=Stubborn(), take_over=True)
     manager.run.start(["a"], {})
     manager.run.end()
+    # No run of this log had a node "b": what looks like a store of it is somebody else's.
     assert sorted(path.name for path in tmp_path.glob("?.*")) == ["a.1", "a.2", "b.2"]
     assert "a.1, a.2 could not be deleted; the next run tries again" in caplog.text

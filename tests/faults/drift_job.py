@@ -1,13 +1,11 @@
 """A job whose every bit depends on all epochs before: random steps, halos, and a growing tuple."""
 
-import os
-
 import numpy as np
 
 from jobrunner import Blob, Job, Node, Task, current_task, epoch_limiter
 
 NODES = 3
-EPOCHS = int(os.environ.get("DRIFT_EPOCHS", "40"))
+EPOCHS = 40
 
 
 def start(i):
@@ -32,20 +30,14 @@ def sample(x):
     return x[:6].reshape(3, 2).copy()
 
 
-def write_sum(path, x):
-    with open(path, "w") as file:
-        file.write(x.tobytes().hex())
-
-
-def build(has_samples):
+def build():
     nodes = [Node(f"part:{i}") for i in range(NODES)]
     with Job("drift", seed=7) as job:
         for i, node in enumerate(nodes):
             with job.init_group:
                 Task(start, outputs=["x", "history"], node=node, kwargs={"i": i})
             Task(edge, inputs="x", outputs="edge", node=node)
-            if has_samples:
-                Task(sample, inputs="x", outputs=Blob("samples", history="extend"), node=node)
+            Task(sample, inputs="x", outputs=Blob("samples", history="extend"), node=node)
         for i, node in enumerate(nodes):
             left = nodes[(i + 1) % NODES]["edge"]
             Task(drift, inputs=["history", left], updates="x", outputs="history", node=node)
@@ -53,4 +45,4 @@ def build(has_samples):
     return job
 
 
-job = build("DRIFT_SAMPLES" in os.environ)
+job = build()

@@ -2,7 +2,7 @@
 
 POSIX promises little: until a file is synced its content may be there, in part or not at all, and
 until its directory is synced so may its name. `Disk` replays a trace and knows, for each moment, all
-states that are left to choose from; `states` walks through them.
+states that are left to choose from.
 """
 
 from __future__ import annotations
@@ -12,22 +12,14 @@ import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from jobrunner.checkpoint.storage.posix import PosixFiles
 
 Tree = dict[str, "bytes | Tree"]
-Choose = Callable[[int, Sequence[str]], int]
-"""Picks one of so many ways, in which 0 loses most and the last one loses nothing.
-
-Told are the paths below the root that it is about: of names, or that of a file and ``/`` for its
-content.
-"""
-
-Matters = Callable[[str], bool]
-"""Whether it makes a difference to recovery what becomes of a path."""
+Choose = Callable[[int], int]
+"""Picks one of so many ways, in which 0 loses most and the last one loses nothing."""
 
 
 class Operation(NamedTuple):
@@ -98,9 +90,9 @@ class _File:
             half += self.flushed[middle:]  # it was written in place
         return list(dict.fromkeys((self.flushed, half, self.content)))
 
-    def build(self, choose: Choose, path: str) -> bytes:
+    def build(self, choose: Choose) -> bytes:
         ways = self._ways()
-        return ways[choose(len(ways), [f"{path}/"])] if len(ways) > 1 else ways[0]
+        return ways[choose(len(ways))] if len(ways) > 1 else ways[0]
 
 
 Change = dict[str, "_File | _Directory | None"]
@@ -128,17 +120,14 @@ class _Directory:
             elif child is not None:
                 child.sync()
 
-    def build(self, choose: Choose, path: str) -> Tree:
+    def build(self, choose: Choose) -> Tree:
         names = dict(self.flushed)
         for group in self._groups():
-            about = [os.path.join(path, name) for change in group for name in change]
             # Of changes to one name, the later ones are not there without the earlier.
-            for change in group[: choose(len(group) + 1, about)]:
+            for change in group[: choose(len(group) + 1)]:
                 names.update(change)
         return {
-            name: node.build(choose, os.path.join(path, name))
-            for name, node in sorted(names.items())
-            if node is not None
+            name: node.build(choose) for name, node in sorted(names.items()) if node is not None
         }
 
     def _groups(self) -> list[list[Change]]:
@@ -197,95 +186,43 @@ class Disk:
 
     def build(self, choose: Choose) -> Tree:
         """One state that a power loss may leave."""
-        return self._top.build(choose, "")
+        return self._top.build(choose)
 
 
-def states(disk: Disk, matters: Matters, limit: int | None = None) -> Iterator[Tree]:
-    """All states that a power loss may leave and that differ in what matters.
+def telling_states(disk: Disk) -> Iterator[Tree]:
+    """What a power loss leaves that loses one thing only, or keeps one thing only."""
+    arities: list[int] = []
 
-    What does not matter is kept once and lost once, for each choice of what does. Of more than
-    `limit` such choices only the telling ones are made: nothing lost, all lost, one thing lost, one
-    thing kept.
-    """
-    for other in (_keep, _lose):
-        build = partial(_build, disk, matters, other)
-        found = list(itertools.islice(_every(build), limit and limit + 1))
-        if limit is None or len(found) <= limit:
-            yield from found
-            continue
-        kept = _arities(build)
-        for base in ([ways - 1 for ways in kept], [0] * len(kept)):
-            yield build(_follow(base))
-            for i, ways in enumerate(kept):
-                for choice in range(ways):
-                    yield build(_follow([*base[:i], choice, *base[i + 1 :]]))
-
-
-def some_state(disk: Disk, draw: random.Random) -> Tree:
-    """A state that a power loss may leave, whether what is lost matters or not."""
-    return disk.build(lambda ways, paths: draw.randrange(ways))
-
-
-def all_lost(disk: Disk) -> Tree:
-    """What is left where everything goes that may."""
-    return disk.build(_lose)
-
-
-def all_kept(disk: Disk) -> Tree:
-    """What is there."""
-    return disk.build(_keep)
-
-
-def _keep(ways: int, paths: Sequence[str]) -> int:
-    return ways - 1
-
-
-def _lose(ways: int, paths: Sequence[str]) -> int:
-    return 0
-
-
-def _build(disk: Disk, matters: Matters, other: Choose, choose: Choose) -> Tree:
-    """Choose where it matters, and take the `other` choice elsewhere."""
-    return disk.build(
-        lambda ways, paths: (choose if any(map(matters, paths)) else other)(ways, paths)
-    )
-
-
-def _every(build: Callable[[Choose], Tree]) -> Iterator[Tree]:
-    """One tree for each sequence of choices, the kept ones first."""
-    choices: list[int] = []
-    while True:
-        arities: list[int] = []
-
-        def choose(ways: int, paths: Sequence[str], arities: list[int] = arities) -> int:
-            arities.append(ways)
-            if len(choices) < len(arities):
-                choices.append(0)
-            return ways - 1 - choices[len(arities) - 1]
-
-        yield build(choose)
-        while choices and choices[-1] + 1 >= arities[len(choices) - 1]:
-            choices.pop()
-        if not choices:
-            return
-        choices[-1] += 1
-
-
-def _arities(build: Callable[[Choose], Tree]) -> list[int]:
-    found: list[int] = []
-
-    def note(ways: int, paths: Sequence[str]) -> int:
-        found.append(ways)
+    def note(ways: int) -> int:
+        arities.append(ways)
         return ways - 1
 
-    build(note)
-    return found
+    disk.build(note)
+    for base in ([ways - 1 for ways in arities], [0] * len(arities)):
+        for i, ways in enumerate(arities):
+            for choice in range(ways):
+                yield disk.build(_follow([*base[:i], choice, *base[i + 1 :]]))
 
 
 def _follow(choices: Sequence[int]) -> Choose:
     """Choose as listed; what was not foreseen is kept."""
     listed = iter(choices)
-    return lambda ways, paths: min(next(listed, ways - 1), ways - 1)
+    return lambda ways: min(next(listed, ways - 1), ways - 1)
+
+
+def some_state(disk: Disk, draw: random.Random) -> Tree:
+    """Some state that a power loss may leave."""
+    return disk.build(lambda ways: draw.randrange(ways))
+
+
+def all_lost(disk: Disk) -> Tree:
+    """What is left where everything goes that may."""
+    return disk.build(lambda ways: 0)
+
+
+def all_kept(disk: Disk) -> Tree:
+    """What is there."""
+    return disk.build(lambda ways: ways - 1)
 
 
 def materialize(tree: Tree, path: Path) -> None:

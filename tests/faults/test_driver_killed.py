@@ -1,54 +1,58 @@
-"""The driver's whole process group dies at random moments; the job comes to the same end."""
+"""The driver's whole process group dies; the job comes to the same end, bit for bit."""
+
+from __future__ import annotations
 
 import contextlib
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 
 from jobrunner import CheckpointCorruptError, JobRunner, MultiNodeCheckpointManager, Session
+from tests.faults import drift_job
+from tests.jobs import Listener
+from tests.object_servers import Request, S3Server
 
-sys.path.insert(0, str(Path(__file__).parent))
-import drift_job
-
-SCRIPT = Path(__file__).with_name("drift_job.py")
+SCRIPT = Path(drift_job.__file__)
 
 
-def final_state(path):
+def final_state(path, epochs=drift_job.EPOCHS):
     manager = MultiNodeCheckpointManager(path)
-    checkpoint = manager.open(drift_job.EPOCHS)
+    manager.verify(epochs)
+    checkpoint = manager.open(epochs)
     samples = manager.history_of("samples").compute()
-    assert samples.shape == (drift_job.NODES, 3 * drift_job.EPOCHS, 2)
+    assert samples.shape == (drift_job.NODES, 3 * epochs, 2)
     return samples.tobytes(), {
         node: (np.asarray(checkpoint[node]["x"]).tobytes(), checkpoint[node]["history"])
         for node in checkpoint
     }
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(inproc_cluster, tmp_path_factory):
-    from distributed import Client
-
-    path = tmp_path_factory.mktemp("uninterrupted") / "ckpt"
-    with Client(inproc_cluster, set_as_default=False) as client, Session(client) as session:
-        JobRunner(drift_job.build(has_samples=True), MultiNodeCheckpointManager(path)).run(session)
-    return path
+def run(client, path, *epochs, **options):
+    """Run the job in this process, to its end or up to an epoch."""
+    manager = MultiNodeCheckpointManager(path)
+    with Session(client) as session:
+        return JobRunner(drift_job.build(), manager, *epochs, **options).run(session)
 
 
-def start_driver(path):
+def start_driver(path, *options):
     command = [sys.executable, "-m", "jobrunner", "run", str(SCRIPT), "--checkpoint", str(path)]
     return subprocess.Popen(
-        [*command, "--workers", "2", "--threads", "1"],
-        env={**os.environ, "DRIFT_SAMPLES": "1"},
+        [*command, "--workers", "2", "--threads", "1", *options],
         start_new_session=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
+        text=True,
     )
 
 
@@ -58,7 +62,7 @@ def latest(path):
 
 
 @pytest.mark.nightly
-def test_killed_at_random_moments_the_job_ends_with_the_same_bits(tmp_path, uninterrupted):
+def test_killed_at_random_moments_the_job_ends_with_the_same_bits(tmp_path, inproc_client):
     kills = 20
     path = tmp_path / "ckpt"
     chance = random.Random(20)
@@ -73,7 +77,7 @@ def test_killed_at_random_moments_the_job_ends_with_the_same_bits(tmp_path, unin
                 time.sleep(chance.uniform(0.001, 0.02))  # a random moment, not an order
             with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.killpg(driver.pid, signal.SIGKILL)
-        output = driver.communicate(timeout=120)[0].decode()
+        output, _ = driver.communicate(timeout=120)
         assert latest(path) >= reached, "the last recorded epoch went back"
         reached = latest(path)
         if driver.returncode == 0:
@@ -81,46 +85,111 @@ def test_killed_at_random_moments_the_job_ends_with_the_same_bits(tmp_path, unin
         assert driver.returncode == -signal.SIGKILL, output
     assert reached == drift_job.EPOCHS
     assert kill >= min(kills, 2), "the driver was never killed in time"
-    assert final_state(path) == final_state(uninterrupted)
+    run(inproc_client, tmp_path / "uninterrupted")
+    assert final_state(path) == final_state(tmp_path / "uninterrupted")
 
 
-def damage(store, how):
-    """Spoil the largest file of a store that holds data."""
-    target = max((p for p in store.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
-    data = bytearray(target.read_bytes())
-    if how == "flip":
-        data[len(data) // 2] ^= 1
-        target.write_bytes(data)
-    elif how == "cut":
-        target.write_bytes(data[:-1])
-    else:
-        target.unlink()
+def flip_a_bit(store):
+    """Spoil the largest file of a store."""
+    files = [path for path in store.rglob("*") if path.is_file()]
+    largest = max(files, key=lambda path: path.stat().st_size)
+    data = bytearray(largest.read_bytes())
+    data[len(data) // 2] ^= 1
+    largest.write_bytes(data)
 
 
-@pytest.mark.parametrize("how", ["flip", "cut", "remove"])
-def test_a_damaged_newest_epoch_is_never_resumed_from_in_silence(
-    inproc_client, tmp_path, uninterrupted, how
-):
+def test_a_damaged_newest_epoch_is_never_resumed_from_in_silence(inproc_client, tmp_path):
     path = tmp_path / "ckpt"
-    manager = MultiNodeCheckpointManager(path)
-    with Session(inproc_client) as session:
-        JobRunner(drift_job.build(has_samples=True), manager, num_epochs=10).run(session)
-    damage(Path(manager.get_ckpt_db_name("part:1", 10)), how)
-    damage(Path(manager.get_ckpt_db_name("part:2", 9)), how)
-
-    with Session(inproc_client) as session, pytest.raises(CheckpointCorruptError, match="part:1"):
-        JobRunner(drift_job.build(has_samples=True), manager, 10).run(session)
-
-    warnings = []
-
-    class Listener:
-        def on_warning(self, message):
-            warnings.append(message)
-
-    with Session(inproc_client) as session:
-        result = JobRunner(drift_job.build(has_samples=True), manager, callbacks=[Listener()]).run(
-            session
-        )
+    run(inproc_client, path, num_epochs=10)
+    flip_a_bit(path / "part:1.10")
+    flip_a_bit(path / "part:2.9")
+    with pytest.raises(CheckpointCorruptError, match="part:1"):
+        run(inproc_client, path, 10)
+    listener = Listener()
+    result = run(inproc_client, path, num_epochs=15, callbacks=[listener])
     assert result.resumed_from == 8
-    assert ["Epoch 10" in warnings[0], "Epoch 9" in warnings[1]] == [True, True]
-    assert final_state(path) == final_state(uninterrupted)
+    assert ["Epoch 10" in listener.warnings[0], "Epoch 9" in listener.warnings[1]] == [True, True]
+    run(inproc_client, tmp_path / "undamaged", num_epochs=15)
+    assert final_state(path, 15) == final_state(tmp_path / "undamaged", 15)
+
+
+# --- killed at a request to S3, before it counts or after
+
+How = Literal["refused", "unheard"]
+"""``refused``: the request changes nothing. ``unheard``: it is carried out, and nobody hears of it."""
+Aim = Callable[[Request], object]
+
+
+class Killer:
+    """Kills a process, and all of its group, at the first request that is aimed at.
+
+    It does so from the server's side, so at a request that has really been made.
+    """
+
+    def __init__(self, server: S3Server) -> None:
+        self._lock = threading.Lock()
+        self._aim: Aim | None = None
+        server.watch = self
+
+    def start(self, aim: Aim, how: How, *command: str) -> subprocess.Popen[str]:
+        with self._lock:
+            self._aim, self._how = aim, how
+            self.process = start_driver(*command)
+        return self.process
+
+    def __call__(self, request: Request) -> bool | Callable[[], None]:
+        with self._lock:
+            if self._aim is None or not self._aim(request):
+                return False
+            self._aim = None
+            if self._how == "unheard":
+                return self._kill
+            self._kill()
+            return True
+
+    def _kill(self) -> None:
+        os.killpg(self.process.pid, signal.SIGKILL)
+
+
+def of_store(method: str, part: str) -> Aim:
+    """At a request for a path that has such a part; a store of a later attempt has a label."""
+    return lambda request: request.method == method and re.search(part, request.path)
+
+
+def is_kind(kind: bytes, epoch: int) -> Aim:
+    return lambda request: request.is_entry(kind, epoch)
+
+
+def deletes(part: bytes) -> Aim:
+    return lambda request: request.query == "delete" and re.search(part, request.body)
+
+
+# Where it is killed, how, and which is then the newest recorded epoch: at least, at most. One entry
+# may record several.
+STRIKES: list[tuple[Aim, How, int, int]] = [
+    (of_store("PUT", r"/part:1\.2/x/c"), "refused", 0, 1),
+    (is_kind(b"commit", 3), "refused", 0, 2),
+    (is_kind(b"commit", 4), "unheard", 4, 7),
+    (of_store("PUT", r"/part:2\.5(\.r\d+)?/zarr\.json"), "unheard", 4, 4),
+    (of_store("PUT", r"/samples/part:1/c\.0"), "unheard", 4, 7),
+    (deletes(rb"/part:0\.5(\.r\d+)?/"), "unheard", 4, 7),
+]
+
+
+@pytest.mark.nightly
+def test_killed_in_mid_save_and_mid_commit_the_job_goes_on_from_what_is_recorded(
+    s3: S3Server, inproc_client, tmp_path
+) -> None:
+    url = f"{s3.url}/drift"
+    command = (url, "--keep-last", "2", "--epochs", "7")
+    killer = Killer(s3)
+    for aim, how, least, most in STRIKES:
+        process = killer.start(aim, how, *command)
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == -signal.SIGKILL, output
+        assert least <= latest(url) <= most
+    process = start_driver(*command)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    run(inproc_client, tmp_path / "uninterrupted", num_epochs=7)
+    assert final_state(url, 7) == final_state(tmp_path / "uninterrupted", 7)

@@ -22,22 +22,14 @@ from jobrunner import (
     MultiNodeCheckpointManager,
     Position,
 )
-from jobrunner.checkpoint import inspect_directory, plan_repair, repair_log
-from jobrunner.checkpoint.log.entries import CommitEntry
+from jobrunner.checkpoint import Directory, inspect_directory, plan_repair, repair_log
 from jobrunner.checkpoint.log.handler import frame
 from jobrunner.checkpoint.log.heartbeat import Patience
-from jobrunner.checkpoint.log.log_writer import STATE_INTERVAL, LogWriter
+from jobrunner.checkpoint.log.log_writer import STATE_INTERVAL
 from jobrunner.checkpoint.maintenance.repair import Repair
 from jobrunner.testing import FaultyFiles, PowerCutError, assert_identical
 from jobrunner.workspace.workspace import Workspace
-from tests.faults.test_checkpoint_sweep import (
-    LAST,
-    NODES,
-    check_epochs,
-    recorded,
-    save,
-    take_step,
-)
+from tests.faults.life import LAST, NODES, Place, check_epochs, save, take_step
 from tests.sampling import sampled
 from tests.saves import Save, save_epoch
 
@@ -106,49 +98,62 @@ def log_of(path: Path) -> list[Path]:
     return sorted((path / "_log").glob("[0-9]*.json"))
 
 
-def directory(path: Path) -> MultiNodeCheckpointManager:
-    return MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False))
+def recorded(path: Path) -> tuple[int, ...]:
+    return Place(path).recorded()
 
 
-def repaired(path: Path) -> Repair:
-    """Repair the log, which needs it."""
-    repair = repair_log(directory(path).directory)
-    assert repair is not None
-    return repair
+def manager_of(path: Path) -> MultiNodeCheckpointManager:
+    return Place(path).manager()
+
+
+def repair(path: Path, *patience: Patience) -> Repair | None:
+    return repair_log(manager_of(path).directory, *patience)
+
+
+def plan(path: Path) -> Repair | None:
+    return plan_repair(manager_of(path).directory)
 
 
 def contents(path: Path) -> dict[Path, bytes]:
     return {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
-def check_repaired(path: Path, before: dict[Path, bytes], what: str) -> None:
+def check_repaired(path: Path, before: dict[Path, bytes]) -> None:
     after = contents(path)
     for file, content in before.items():
         if file.name == "state.json":
             continue  # a cache, which may be false now
         kept = Path(f"{file}.damaged")
         # Nothing is written over but entries that are lost, and these are kept.
-        assert after[file] == content or after[kept] == content, (what, file)
+        assert after[file] == content or after[kept] == content, file
         if after[file] != content:
             assert entry_in(file)["kind"] == "lost"
-    assert plan_repair(directory(path).directory) is None, what
-    check_epochs(directory(path))
-    damaged = [f for f in inspect_directory(directory(path).directory) if f.status == "damaged"]
-    assert damaged == [], what
+    assert plan(path) is None
+    check_epochs(manager_of(path))
+    assert "damaged" not in {it.status for it in inspect_directory(manager_of(path).directory)}
 
 
 def entry_in(file: Path) -> dict[str, Any]:
-    entry: dict[str, Any] = json.loads(file.read_bytes())["entry"]
-    return entry
+    return json.loads(file.read_bytes())["entry"]
+
+
+def kinds_of(path: Path) -> list[str]:
+    return [entry_in(file)["kind"] for file in log_of(path)]
+
+
+def last_begin(path: Path) -> int:
+    """The number of the newest ``begin``."""
+    kinds = kinds_of(path)
+    return len(kinds) - 1 - kinds[::-1].index("begin")
 
 
 def check_that_a_run_goes_on(path: Path, epochs: tuple[int, ...]) -> None:
-    manager = directory(path)
+    manager = manager_of(path)
     manager.run.start(NODES, {})
     save(manager, LAST + 1)
     manager.run.end()
     assert recorded(path) == (*epochs, LAST + 1)
-    check_epochs(directory(path))
+    check_epochs(manager_of(path))
 
 
 @sampled("every_kth", sample=9, nightly=1)
@@ -156,25 +161,19 @@ def check_that_a_run_goes_on(path: Path, epochs: tuple[int, ...]) -> None:
 def test_whatever_becomes_of_one_entry_the_same_epochs_are_recorded_after_a_repair(
     damage: Damage, every_kth: int, copies: Iterator[Path]
 ) -> None:
-    count = 0
-    for k in range(0, len(log_of(next(copies))), every_kth):
-        path = next(copies)
-        file = log_of(path)[k]
-        is_newest = k == len(log_of(path)) - 1
-        damage(file)
-        before = contents(path)
-        what = f"{damage.__name__} {file.name}"
-        if is_newest and damage is remove:
+    newest = len(log_of(next(copies))) - 1
+    for k in range(0, newest + 1, every_kth):
+        if k == newest and damage is remove:
             continue  # nothing tells that there was an entry
+        path = next(copies)
+        damage(log_of(path)[k])
+        before = contents(path)
         with pytest.raises(CheckpointCorruptError, match=r"fsck .*--repair"):
             recorded(path)
-        repaired(path)
-        assert recorded(path) == (1, 2, 3), what
-        check_repaired(path, before, what)
+        repair(path)
+        assert recorded(path) == (1, 2, 3), k
+        check_repaired(path, before)
         check_that_a_run_goes_on(path, (1, 2, 3))
-        shutil.rmtree(path)
-        count += 1
-    print(f"{damage.__name__}: {count} entries, 0 epochs lost")
 
 
 @sampled("every_kth", sample=53, nightly=1)
@@ -182,18 +181,15 @@ def test_whatever_becomes_of_two_entries_the_same_epochs_are_recorded_after_a_re
     every_kth: int, copies: Iterator[Path]
 ) -> None:
     numbers = range(len(log_of(next(copies))))
-    pairs = list(itertools.combinations(numbers, 2))[::every_kth]
-    for first, second in pairs:
+    for pair in itertools.islice(itertools.combinations(numbers, 2), 0, None, every_kth):
         path = next(copies)
         files = log_of(path)
-        for number in (first, second):
+        for number in pair:
             cut(files[number])
         before = contents(path)
-        repair_log(directory(path).directory)
-        assert recorded(path) == (1, 2, 3), (first, second)
-        check_repaired(path, before, f"{first} and {second}")
-        shutil.rmtree(path)
-    print(f"two entries: {len(pairs)} pairs, 0 epochs lost")
+        repair(path)
+        assert recorded(path) == (1, 2, 3), pair
+        check_repaired(path, before)
 
 
 @pytest.mark.parametrize("change", [{"format": 99}, {"kind": "merge"}])
@@ -205,7 +201,7 @@ def test_what_a_later_version_wrote_is_not_lost(
     file.write_bytes(frame(json.dumps({**entry_in(file), **change}).encode()))
     before = contents(path)
     with pytest.raises(CheckpointCorruptError, match="Use a later version"):
-        repair_log(directory(path).directory)
+        repair(path)
     assert contents(path) == before
 
 
@@ -215,17 +211,17 @@ def at(*epochs: int) -> list[Position]:
 
 def test_a_log_that_is_gone_is_made_again_from_the_stores(copies: Iterator[Path]) -> None:
     path = next(copies)
-    details = {epoch: directory(path).record(epoch).details.to_json() for epoch in (1, 2, 3)}
+    details = {epoch: manager_of(path).record(epoch).details.to_json() for epoch in (1, 2, 3)}
     shutil.rmtree(path / "_log")
-    assert directory(path).directory.unclaimed() == at(1, 2, 3)
-    repair = repaired(path)
-    assert (repair.kept, list(repair.rebuilt)) == ([], at(1, 2, 3))
+    assert manager_of(path).directory.unclaimed() == at(1, 2, 3)
+    found = repair(path)
+    assert (found.kept, list(found.rebuilt)) == ([], at(1, 2, 3))
     assert recorded(path) == (1, 2, 3)
-    assert directory(path).directory.unclaimed() == []
+    assert manager_of(path).directory.unclaimed() == []
     assert {
-        epoch: directory(path).record(epoch).details.to_json() for epoch in (1, 2, 3)
+        epoch: manager_of(path).record(epoch).details.to_json() for epoch in (1, 2, 3)
     } == details
-    assert directory(path).directory.info_of(directory(path).record(3).run_number) == {}
+    assert manager_of(path).directory.info_of(manager_of(path).record(3).run_number) == {}
     check_that_a_run_goes_on(path, (1, 2, 3))
 
 
@@ -235,19 +231,17 @@ def test_newest_entries_that_are_gone_are_made_again_from_the_stores(
 ) -> None:
     """Those of an attempt, with its ``begin`` or without."""
     path = next(copies)
-    kinds = [entry_in(file)["kind"] for file in log_of(path)]
-    last_begin = len(kinds) - 1 - kinds[::-1].index("begin")
-    for file in log_of(path)[last_begin + left :]:
+    for file in log_of(path)[last_begin(path) + left :]:
         file.unlink()
-    repair = repaired(path)
-    assert list(repair.rebuilt) == at(2, 3)
+    found = repair(path)
+    assert list(found.rebuilt) == at(2, 3)
     assert recorded(path) == (1, 2, 3)
-    check_epochs(directory(path))
+    check_epochs(manager_of(path))
 
 
 def go_back(path: Path) -> list[str]:
     """Save 1 to 3, go back to 1, and save another 2; returns the kinds of the entries."""
-    manager = directory(path)
+    manager = manager_of(path)
     manager.run.start(NODES, {})
     for epoch in (1, 2, 3):
         save(manager, epoch)
@@ -255,7 +249,7 @@ def go_back(path: Path) -> list[str]:
     save(manager, 2)
     manager.run.end()
     assert recorded(path) == (1, 2)
-    return [entry_in(file)["kind"] for file in log_of(path)]
+    return kinds_of(path)
 
 
 def test_what_was_set_aside_and_its_labels_stay_so_if_the_whole_log_is_gone(
@@ -265,17 +259,17 @@ def test_what_was_set_aside_and_its_labels_stay_so_if_the_whole_log_is_gone(
     go_back(path)
     before = {name.name for name in path.iterdir()}
     shutil.rmtree(path / "_log")
-    repaired(path)
+    repair(path)
     assert recorded(path) == (1, 2)
-    stores = directory(path).record(2).stores
+    stores = manager_of(path).record(2).stores
     assert [store.name for store in stores.values()] == ["a.2.r2", "b.2.r2"]
-    again = directory(path)
+    again = manager_of(path)
     again.run.start(NODES, {})
     save(again, 2)
     again.run.end()
     assert before < {name.name for name in path.iterdir()}
     assert recorded(path) == (1, 2)
-    check_epochs(directory(path))
+    check_epochs(manager_of(path))
 
 
 @pytest.mark.parametrize("more", [(), ("commit",), ("begin", "commit")])
@@ -289,45 +283,45 @@ def test_what_was_set_aside_stays_so_if_the_rewind_is_lost(
     assert kinds[rewind : rewind + 3] == ["rewind", "begin", "commit"]
     for number in (rewind, *(rewind + ("begin", "commit").index(kind) + 1 for kind in more)):
         cut(log_of(path)[number])
-    repair = repaired(path)
-    assert list(repair.given_up) == at(3)
+    found = repair(path)
+    assert list(found.given_up) == at(3)
     assert recorded(path) == (1, 2)
-    stores = directory(path).record(2).stores
+    stores = manager_of(path).record(2).stores
     assert [store.name for store in stores.values()] == ["a.2.r2", "b.2.r2"]
     check_that_a_run_goes_on(path, (1, 2))
 
 
 def test_an_abandoned_save_is_not_recorded_though_its_stores_are_whole(tmp_path: Path) -> None:
     path = tmp_path / "k"
-    manager = directory(path)
+    manager = manager_of(path)
     manager.run.start(NODES, {})
     save(manager, 1)
     begun = Save(manager, Position(2))
     begun.write({node: Workspace(node) for node in NODES})
     manager.run.leave()  # as if it was killed
     cut(log_of(path)[0])
-    repair = repaired(path)
-    assert not repair.rebuilt  # no entry after its `begin` is lost
+    found = repair(path)
+    assert not found.rebuilt  # no entry after its `begin` is lost
     assert recorded(path) == (1,)
     check_that_a_run_goes_on(path, (1,))
 
 
+@pytest.mark.parametrize("is_there", [True, False], ids=["cut", "missing"])
 def test_an_epoch_without_all_stores_or_with_one_that_is_not_whole_is_not_recorded(
-    copies: Iterator[Path],
+    is_there: bool, copies: Iterator[Path]
 ) -> None:
-    for how in ("cut", "missing"):
-        path = next(copies)
-        shutil.rmtree(path / "_log")
+    path = next(copies)
+    shutil.rmtree(path / "_log")
+    told = "those of b are missing"
+    if is_there:
         told = str(path / "a.3.r2" / "w" / "zarr.json")
-        if how == "cut":
-            Path(told).write_bytes(Path(told).read_bytes()[:-1])
-        else:
-            shutil.rmtree(path / "b.3.r2")
-            told = "those of b are missing"
-        repair = repaired(path)
-        assert list(repair.rebuilt) == at(1, 2)
-        assert told in repair.unproven["a.3.r2"]
-        assert recorded(path) == (1, 2)
+        cut(Path(told))
+    else:
+        shutil.rmtree(path / "b.3.r2")
+    found = repair(path)
+    assert list(found.rebuilt) == at(1, 2)
+    assert told in found.unproven["a.3.r2"]
+    assert recorded(path) == (1, 2)
 
 
 def test_a_manifest_with_a_wrong_bit_proves_nothing(copies: Iterator[Path]) -> None:
@@ -339,70 +333,56 @@ def test_a_manifest_with_a_wrong_bit_proves_nothing(copies: Iterator[Path]) -> N
         damaged = bytearray(whole)
         damaged[i] ^= 1 << i % 8
         manifest.write_bytes(damaged)
-        repair = plan_repair(directory(path).directory)
-        assert repair is not None
-        assert list(repair.rebuilt) == at(1, 2), i
-        assert str(manifest) in repair.unproven["a.3.r2"], i
+        found = plan(path)
+        assert list(found.rebuilt) == at(1, 2), i
+        assert str(manifest) in found.unproven["a.3.r2"], i
 
 
 def test_a_pin_that_is_left_is_kept(copies: Iterator[Path]) -> None:
     path = next(copies)
-    directory(path).pin(2, "paper")
-    directory(path).pin(3, "other")
+    manager_of(path).pin(2, "paper")
+    manager_of(path).pin(3, "other")
     cut(log_of(path)[-1])
-    repair_log(directory(path).directory)
-    assert directory(path).pins() == {2: ["paper"]}
+    repair(path)
+    assert manager_of(path).pins() == {2: ["paper"]}
 
 
-def test_a_live_run_is_not_repaired_beneath(tmp_path: Path) -> None:
-    run = directory(tmp_path / "k")
+@pytest.mark.parametrize("is_alive", [True, False])
+def test_a_log_is_repaired_beneath_no_run_that_is_alive_and_one_that_was_silent_is_over(
+    is_alive: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "k"
+    run = manager_of(path)
     run.run.start(NODES, {})
     save(run, 0)
-    cut(log_of(tmp_path / "k")[0])  # not even its own entry is left
-    beats = (tmp_path / "k" / "_runs").glob("*/heartbeat")
-    heartbeat = next(beats)
+    cut(log_of(path)[0])  # not even its own entry is left
+    heartbeat = next((path / "_runs").glob("*/heartbeat"))
     now = [0.0]
 
     def wait(seconds: float) -> None:
         now[0] += seconds
-        heartbeat.write_bytes(f"{now[0]}".encode())
+        if is_alive:
+            heartbeat.write_bytes(f"{now[0]}".encode())
 
-    with pytest.raises(CommitConflictError, match="alive"):
-        repair_log(directory(tmp_path / "k").directory, Patience(clock=lambda: now[0], wait=wait))
-    save(run, 1)
-    run.run.end()
-    kinds = [entry_in(file)["kind"] for file in log_of(tmp_path / "k")[1:]]
-    assert kinds == ["begin", "commit", "commit", "end"]
-
-
-def test_a_run_that_was_repaired_beneath_is_over(tmp_path: Path) -> None:
-    """As if it had been silent for long: what it does next is refused."""
-    run = directory(tmp_path / "k")
-    run.run.start(NODES, {})
-    save(run, 0)
-    cut(log_of(tmp_path / "k")[1])
-    now = [0.0]
-
-    def wait(seconds: float) -> None:
-        now[0] += seconds + 1
-
-    repair_log(directory(tmp_path / "k").directory, Patience(clock=lambda: now[0], wait=wait))
-    with pytest.raises(CommitConflictError, match="taken"):
+    patience = Patience(clock=lambda: now[0], wait=wait)
+    if is_alive:
+        with pytest.raises(CommitConflictError, match="alive"):
+            repair(path, patience)
         save(run, 1)
+    else:
+        repair(path, patience)
+        with pytest.raises(CommitConflictError, match="taken"):
+            save(run, 1)
     run.run.end()
-    assert recorded(tmp_path / "k") == (0,)
+    left = ["begin", "commit", "commit", "end"] if is_alive else ["begin", "commit"]
+    assert kinds_of(path)[1 : 1 + len(left)] == left
 
 
 def remove_last_attempt(file: Path) -> None:
     """Remove the newest entries from the ``begin`` of an attempt on: nothing tells that they were."""
-    files = log_of(file.parent.parent)
-    kinds = [entry_in(file)["kind"] for file in files]
-    for gone in files[len(kinds) - 1 - kinds[::-1].index("begin") :]:
+    path = file.parent.parent
+    for gone in log_of(path)[last_begin(path) :]:
         gone.unlink()
-
-
-def kinds_of(path: Path) -> list[str]:
-    return [entry_in(file)["kind"] for file in log_of(path)]
 
 
 def test_a_repair_whose_start_fails_does_not_end(
@@ -419,38 +399,12 @@ def test_a_repair_whose_start_fails_does_not_end(
     with monkeypatch.context() as patch:
         patch.setattr("jobrunner.checkpoint.retention.Retention.start_run", fail)
         with pytest.raises(CheckpointWriteError, match="leftovers"):
-            repair_log(directory(path).directory)
+            repair(path)
     assert kinds_of(path)[count:] == ["run"]
     with pytest.raises(CheckpointCorruptError, match="repair has not ended"):
         recorded(path)
     assert not list((path / "_runs").iterdir())
-    repair_log(directory(path).directory)
-    assert recorded(path) == (1, 2, 3)
-
-
-@pytest.mark.parametrize("num_recorded", [0, 1])
-def test_a_repair_claims_names_once_all_is_recorded(
-    num_recorded: int, copies: Iterator[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If it dies before, the names still tell the next repair that entries were lost."""
-    path = next(copies)
-    remove_last_attempt(log_of(path)[-1])
-    append = LogWriter.append
-    commits = 0
-
-    def die(log: LogWriter, kind: type[Any], **fields: Any) -> Any:
-        nonlocal commits
-        if kind is CommitEntry:
-            if commits == num_recorded:
-                raise PowerCutError
-            commits += 1
-        return append(log, kind, **fields)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(LogWriter, "append", die)
-        with pytest.raises(PowerCutError):
-            repair_log(directory(path).directory)
-    repair_log(directory(path).directory)
+    repair(path)
     assert recorded(path) == (1, 2, 3)
 
 
@@ -464,21 +418,19 @@ def test_a_repair_can_fail_at_any_operation_and_be_repeated(
         path = next(copies)
         damage(log_of(path)[4])
         before = contents(path)
-        files = FaultyFiles(k, how, sync=False)  # type: ignore[arg-type]
+        files = FaultyFiles(k, how, sync=False)
         with contextlib.suppress(PowerCutError, CheckpointError):
-            repair_log(MultiNodeCheckpointManager(path, files=files).directory)
-        repair_log(directory(path).directory)
+            repair_log(Directory(path, files=files))
+        repair(path)
         assert recorded(path) == (1, 2, 3), k
-        check_repaired(path, before, str(k))
-        shutil.rmtree(path)
+        check_repaired(path, before)
         if files.count < k:
-            print(f"repair, {damage.__name__}, {how}: {files.count} operations, 0 losses")
             return
 
 
 def test_damage_before_a_kept_state_costs_at_most_the_record_of_its_epoch(tmp_path: Path) -> None:
     path = tmp_path / "k"
-    run = directory(path)
+    run = manager_of(path)
     run.run.start(["a"], {})
     workspace = Workspace("a")
     for epoch in range(STATE_INTERVAL + 5):
@@ -488,23 +440,22 @@ def test_damage_before_a_kept_state_costs_at_most_the_record_of_its_epoch(tmp_pa
     assert (path / "_log" / "state.json").exists()
     epochs = run.positions()
     (path / "_log" / "0000000006.json").unlink()  # the commit of epoch 4
-    again = directory(path)
+    again = manager_of(path)
     assert again.positions() == epochs
     with pytest.raises(CheckpointCorruptError, match="fsck"):
         again.record(4)
     again.verify(5)
-    repair = repair_log(again.directory)
-    assert repair is not None
-    assert list(repair.rebuilt) == at(4)
-    assert directory(path).positions() == epochs
-    assert_identical(np.full(3, 4), directory(path).open(4)["a"].load("w"))
-    assert directory(path).directory.verify_log() == [6]
+    found = repair(path)
+    assert list(found.rebuilt) == at(4)
+    assert manager_of(path).positions() == epochs
+    assert_identical(np.full(3, 4), manager_of(path).open(4)["a"].load("w"))
+    assert manager_of(path).directory.verify_log() == [6]
 
 
 def test_a_directory_that_is_whole_is_left_alone(copies: Iterator[Path]) -> None:
     path = next(copies)
     before = contents(path)
-    assert repair_log(directory(path).directory) is None
+    assert repair(path) is None
     assert contents(path) == before
     (path / "notes.7").write_text("not a store")
-    assert directory(path).directory.unclaimed() == []
+    assert manager_of(path).directory.unclaimed() == []

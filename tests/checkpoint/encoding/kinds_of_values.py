@@ -225,6 +225,8 @@ PLAIN_VALUES: list[Any] = [
     *({"a": {"b": ({1}, [Point(1, collections.deque([dt.UTC]))])}}, [{"x": range(3)}, (None,)]),
     {3: np.ones(1), "3": np.zeros(1), ("a",): np.ones(2), "A": np.ones(1), "a": np.zeros(2)},
     {name: np.ones(1) for name in ("a/b", ".", "", "x" * 300, "c", "zarr.json", "__x", "\ud800")},
+    np.zeros(2, [(("title", "a"), "<i4")]),
+    np.ones(2, np.dtype({"names": ["a"], "formats": ["<i4"], "offsets": [3], "itemsize": 11})),
 ]  # fmt: skip
 MADE: dict[str, Callable[[], Any]] = {
     **{

@@ -14,7 +14,6 @@ from jobrunner import (
     Job,
     JobRunner,
     MultiNodeCheckpointManager,
-    Node,
     Session,
     Task,
     epoch_limiter,
@@ -113,15 +112,9 @@ def test_all_blobs_that_cannot_be_saved_are_named_at_once(
     inproc_session: Session, tmp_path: Path
 ) -> None:
     names = [(f"n{i}", blob) for i in range(2) for blob in ("first", "second")]
-    with Job("refused") as job:
+    with Job("refused") as job, job.init_group:
         for node, blob in names:
-            Task(
-                lambda: [print, {}.keys()],
-                outputs=blob,
-                node=Node(node),
-                name=blob,
-                group=job.init_group,
-            )
+            Task(lambda: [print, {}.keys()], outputs=blob, node=node, name=blob)
         epoch_limiter(job, 1)
     manager = MultiNodeCheckpointManager(tmp_path)
     with pytest.raises(DefinitionError) as caught:

@@ -28,11 +28,14 @@ from tests.saves import save_epoch
 
 LOAD = """
 import sys
+import numpy as np
 from jobrunner import MultiNodeCheckpointManager
-from tests.saves import save_epoch
 from tests.checkpoint.encoding.test_kinds_of_values import find_changed
 node = MultiNodeCheckpointManager(sys.argv[1]).open(0)["a"]
-print(*find_changed({name: node.load(name) for name in node}), sep="\\n")
+values = {name: node.load(name) for name in node}
+arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+read_only = [name for name, array in arrays.items() if not array.flags.writeable]
+print(*find_changed(values), *read_only, sep="\\n")
 """
 
 

@@ -12,19 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobrunner import (
-    Blob,
-    DefinitionError,
-    Job,
-    JobRunner,
-    MultiNodeCheckpointManager,
-    Session,
-    Task,
-    epoch_limiter,
-)
+from jobrunner import DefinitionError
 from jobrunner.checkpoint import Decoder, digest_blob, encode_blobs
 from jobrunner.run.diff import compare_values
 from jobrunner.testing import assert_identical
+from tests.saves import NodeRun
 from tests.stores import write_store
 
 
@@ -58,17 +50,11 @@ def test_the_deepest_value_that_is_saved_is_also_loaded() -> None:
     "value", [[1, 2], np.array(1.0), np.array([1, "a"], object)], ids=["list", "no axes", "objects"]
 )
 def test_a_part_that_no_other_number_of_nodes_could_load_is_refused(
-    value: Any, inproc_session: Session, tmp_path: Path
+    value: Any, node_run: NodeRun
 ) -> None:
-    with Job("parts") as job:
-        with job.init_group:
-            for node in ("a", "b"):
-                Task(lambda: value, outputs=Blob("p", partition=0), node=node)
-        epoch_limiter(job, 1)
-    manager = MultiNodeCheckpointManager(tmp_path)
     with pytest.raises(DefinitionError, match=r"Node 'a', blob 'p': partition=0 expects an array"):
-        JobRunner(job, manager).run(inproc_session)
-    assert manager.epochs() == []
+        node_run.save(0, {"p": value}, partitions={"p": (0, ["a", "b"])})
+    assert node_run.manager.epochs() == []
 
 
 ENCODE = """

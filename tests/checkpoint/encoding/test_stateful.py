@@ -133,14 +133,6 @@ def test_a_checkpoint_returns_the_state_without_the_class(node_run: NodeRun) -> 
     assert stateful_of(node_run.manager) == {("a", "opt")}
 
 
-def test_an_object_that_no_init_task_makes_is_named_before_anything_is_written(
-    node_run: NodeRun,
-) -> None:
-    with pytest.raises(DefinitionError, match=r"'a', blob 'late'.*no task of the init group"):
-        save(node_run, late=Momentum())
-    assert node_run.manager.epochs() == []
-
-
 class Unsaveable(Momentum):
     def state_dict(self) -> dict[str, Any]:
         return {"deep": [0, self.lock]}

@@ -1,12 +1,9 @@
-"""Every type of blob comes back from disk as it was, and plain Zarr reads the arrays."""
+"""What becomes of a node's blobs together: how they are stored, what they may share, which errors are told."""
 
 from __future__ import annotations
 
-import itertools
-import re
 import subprocess
 import sys
-import warnings
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -19,82 +16,13 @@ import zarr
 from jobrunner import CheckpointError, DefinitionError
 from jobrunner.checkpoint.encoding import encode_blobs
 from jobrunner.checkpoint.encoding.codecs import Codec
-from jobrunner.checkpoint.encoding.dtypes import dtype_from_spec
 from jobrunner.checkpoint.store.store_reader import StoreReader
 from jobrunner.testing import assert_identical
-from tests.stores import write_store
+from tests.stores import decode_forged, write_store
 
 
 def save(directory: Path, blobs: dict[str, Any], **options: Any) -> StoreReader:
     return write_store(directory, encode_blobs("n", blobs, **options))
-
-
-DTYPES = [
-    *("?", "b", "B", "<i2", ">i2", "<u4", ">u8", "<f2", ">f4", "<f8", ">c8", "<c16", "S7", "<U9", ">U9"),
-    *("V5", "<M8[ns]", ">M8[D]", "M8[25s]", "M8", "<m8[us]", ">m8[3h]"),
-    [("a", "<f4"), ("b", "<i8"), ("c", "<U4"), ("d", "S3"), ("e", "<M8[ns]")],
-    # What Zarr has no type for is there as raw bytes of the same size.
-    np.longdouble, np.clongdouble,
-    [("a", "<f4", (2, 2)), ("b", [("c", "i1"), ("d", "<U3")])],
-    {"names": ["a"], "formats": ["<i4"], "offsets": [3], "itemsize": 11},
-    [(("title", "a"), "<i4")],
-]  # fmt: skip
-SHAPES = [(), (3, 0, 2), (2, 3, 4)]
-
-
-def cube() -> np.ndarray[Any, Any]:
-    return np.arange(60, dtype="<i4").reshape(3, 4, 5)
-
-
-LAYOUTS = {
-    "fortran": np.asfortranarray(cube()),
-    "transposed": cube().transpose(1, 2, 0),
-    "reversed": cube()[::-1, :, ::-1],
-    "strided and transposed": cube().transpose(2, 0, 1)[::2],
-    "broadcast": np.broadcast_to(cube()[0], (3, 4, 5)),
-    "read-only": np.frombuffer(bytes(cube()), "<i4"),
-    "one axis of length 1": np.ones((4, 1, 3))[:, :, ::2],
-}
-
-
-def filled(dtype: Any, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """Arbitrary bits where any are allowed, and in every field."""
-    dtype = np.dtype(dtype)
-    array = np.zeros(shape, dtype)
-    if dtype.names:
-        for name in dtype.names:
-            array[name] = filled(dtype[name].base, array[name].shape)
-    elif dtype.kind == "U":
-        array[...] = "ß" * (dtype.itemsize // 4)
-    elif dtype.kind == "b" or dtype.char in "gG":
-        array[...] = np.arange(array.size).reshape(shape) % 3
-    elif array.size:
-        noise = np.random.default_rng(0).integers(0, 256, array.nbytes, np.uint8)
-        array = noise.view(dtype).reshape(shape)
-    return array
-
-
-def test_arrays_of_every_dtype_and_order_come_back_and_plain_zarr_reads_them(
-    tmp_path: Path,
-) -> None:
-    arrays = {f"{i}": filled(*it) for i, it in enumerate(itertools.product(DTYPES, SHAPES))}
-    arrays |= LAYOUTS
-    reader = save(tmp_path, arrays)
-    reader.verify()
-    loaded = reader.load()
-    assert_identical(arrays, loaded)
-    assert all(array.flags.writeable for array in loaded.values())
-    assert loaded["transposed"].strides == arrays["transposed"].strides
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # young data types
-        group: Any = zarr.open_group(str(tmp_path / "n.0"), mode="r")
-        for name, array in arrays.items():
-            found = np.asarray(group[name][...])
-            if found.dtype != array.dtype:  # as the array's attribute says
-                order = array.dtype.str[0]
-                data = found.astype(found.dtype.newbyteorder(order)).tobytes()
-                found = np.frombuffer(data, array.dtype).reshape(array.shape)
-            assert (found.shape, found.tobytes()) == (array.shape, array.tobytes()), name
 
 
 def test_small_values_are_attributes_and_containers_groups_that_plain_zarr_walks(
@@ -178,8 +106,6 @@ def test_an_unsupported_value_is_an_error_that_names_the_ways_out(value: Any, wh
         encode_blobs("trainer:0", {"model": value})
     for words in ("'trainer:0'", "'model'", "transient=True", "allow_pickle=True"):
         assert words in str(caught.value)
-    is_refused = re.search(r"numpy.ndarray cannot", str(caught.value))  # by register_codec
-    assert ("register_codec(" in str(caught.value)) is (is_refused is None)
 
 
 def test_a_container_that_contains_itself_is_refused() -> None:
@@ -209,6 +135,11 @@ def test_a_missing_codec_is_named(tmp_path: Path) -> None:
         reader.load()
 
 
+def test_a_type_that_this_version_does_not_know_is_refused() -> None:
+    with pytest.raises(DefinitionError, match="of kind 'os.path', which this version"):
+        decode_forged("os.path", {})
+
+
 def test_an_error_in_a_codecs_decode_is_not_reported_as_damage(tmp_path: Path) -> None:
     error = KeyError("v")
 
@@ -222,19 +153,6 @@ def test_an_error_in_a_codecs_decode_is_not_reported_as_damage(tmp_path: Path) -
     assert type(caught.value) is CheckpointError
     assert caught.value.__cause__ is error
     assert_identical(replace(reader, codecs=[FRACTIONS]).load(), {"x": Fraction(1, 3)})
-
-
-def test_a_dtype_that_the_platform_lacks_is_not_reported_as_damage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def lack(spec: str) -> np.dtype[Any]:
-        return dtype_from_spec("<f32")
-
-    reader = save(tmp_path, {"x": np.zeros(3)})
-    monkeypatch.setattr("jobrunner.checkpoint.store.array_reader.dtype_from_spec", lack)
-    with pytest.raises(CheckpointError, match="not understood") as caught:
-        reader.load()
-    assert type(caught.value) is CheckpointError
 
 
 def test_a_later_format_is_not_reported_as_damage(

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jobrunner import CheckpointCorruptError
-from jobrunner.checkpoint import FileMetadataHandler
 from jobrunner.checkpoint.log.entries import (
     BeginEntry,
     CommitEntry,
@@ -117,18 +115,3 @@ def test_a_file_that_is_not_the_json_of_an_entry_is_named(text: str, why: str) -
     content = f'{{"sha256":"{hashlib.sha256(text.encode()).hexdigest()}","entry":{text}}}\n'
     with pytest.raises(CheckpointCorruptError, match=f"a/7.json.*({why})"):
         decode_entry(content.encode(), 7, "a/7.json")
-
-
-def test_a_damaged_entry_is_kept_when_it_is_replaced(tmp_path: Path) -> None:
-    handler = FileMetadataHandler()
-    handler.set_params(str(tmp_path), ())
-    for number in range(2):
-        assert handler.append({"number": number, "id": f"{number}", "kind": "x"})
-    handler.keep_state(b"{}")
-    file = tmp_path / "_log" / "0000000000.json"
-    for content in (b"damaged", b"damaged in a second repair"):
-        file.write_bytes(content)
-        handler.replace({"number": 0, "id": "new", "kind": "lost"})
-    assert [entry["id"] for entry in handler.entries()] == ["new", "1"]
-    assert (tmp_path / "_log" / "0000000000.json.damaged").read_bytes() == b"damaged"
-    assert handler.state() is None

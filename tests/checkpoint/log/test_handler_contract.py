@@ -136,3 +136,18 @@ def test_a_broken_handler_fails_the_contract(name: str, tmp_path: Path) -> None:
     broken.make_handler = partial(make_broken, name)  # type: ignore[method-assign]
     with pytest.raises((AssertionError, JobRunnerError)):
         getattr(broken, name)(tmp_path)
+
+
+def test_a_damaged_entry_is_kept_when_it_is_replaced(tmp_path: Path) -> None:
+    handler = FileMetadataHandler()
+    handler.set_params(str(tmp_path), ())
+    for number in range(2):
+        assert handler.append({"number": number, "id": f"{number}", "kind": "x"})
+    handler.keep_state(b"{}")
+    file = tmp_path / "_log" / "0000000000.json"
+    for content in (b"damaged", b"damaged in a second repair"):
+        file.write_bytes(content)
+        handler.replace({"number": 0, "id": "new", "kind": "lost"})
+    assert [entry["id"] for entry in handler.entries()] == ["new", "1"]
+    assert (tmp_path / "_log" / "0000000000.json.damaged").read_bytes() == b"damaged"
+    assert handler.state() is None

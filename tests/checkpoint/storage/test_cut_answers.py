@@ -14,18 +14,14 @@ DATA = os.urandom(1 << 20)
 
 
 class Cuts:
-    """Cuts the first answers to requests, or every so many; or drops their connections."""
+    """Gives a verdict on the first requests, or on all."""
 
-    def __init__(self, first=0, every=0, verdict=CUT):
-        self.first, self.every, self.verdict = first, every, verdict
-        self.count = self.cut = 0
+    def __init__(self, verdict, most=None):
+        self.verdict, self.most, self.count = verdict, most, 0
 
     def __call__(self, request):
         self.count += 1
-        if self.count <= self.first or (self.every and self.count % self.every == 0):
-            self.cut += 1
-            return self.verdict
-        return False
+        return self.verdict if self.most is None or self.count <= self.most else False
 
 
 def read_into(files, path):
@@ -34,12 +30,12 @@ def read_into(files, path):
     return bytes(target)
 
 
-def is_written(files, root):
+def write(files, root):
     files.put(f"{root}/w", DATA)
     return read_into(files, f"{root}/w") == DATA
 
 
-def is_appended(files, root):
+def append(files, root):
     files.write_at(f"{root}/x", 1, [b"end"], len(DATA))
     return read_into(files, f"{root}/x") == DATA[:1] + b"end" + DATA[4:]
 
@@ -51,12 +47,12 @@ OPERATIONS = {
     "walk": lambda files, root: [*files.walk(root)] == [("x", len(DATA)), ("y", 1)],
     "is_directory": lambda files, root: files.is_directory(root),
     "is_taken": lambda files, root: files.is_taken(f"{root}/x"),
-    "write": is_written,
+    "write": write,
     "long": lambda files, root: files.write(f"{root}/long", [DATA] * 17) is not None,
     "create": lambda files, root: files.create(f"{root}/new", b"entry") is True,
-    "create taken": lambda files, root: files.create(f"{root}/y", b"entry") is False,
-    "append": is_appended,
-    "prove appending": lambda files, root: files.prove_appending(root) is None,
+    "create-taken": lambda files, root: files.create(f"{root}/y", b"entry") is False,
+    "append": append,
+    "prove-appending": lambda files, root: files.prove_appending(root) is None,
     "prove": lambda files, root: files.prove_creation(root) is None,
     "link": lambda files, root: files.link(f"{root}/x", f"{root}/z", len(DATA)),
     "remove_file": lambda files, root: files.remove_file(f"{root}/x") is None,
@@ -64,41 +60,30 @@ OPERATIONS = {
 }
 
 
-@pytest.fixture
-def files(s3):
-    files = ObjectFiles(f"{s3.url}/runs")
-    files.put(f"{files.root}/x", DATA)
-    files.put(f"{files.root}/y", b"y")
-    return files
-
-
-def test_reads_and_writes_survive_answers_that_are_cut(s3, files):
-    for name in ("read", "read_into", "is_taken", "write", "long", "create", "append"):
-        operation = OPERATIONS[name]
+def check(s3, names, verdict, most):
+    for name in names:
+        files = ObjectFiles(f"{s3.url}/{name}")
         files.put(f"{files.root}/x", DATA)
         files.put(f"{files.root}/y", b"y")
-        s3.watch = cuts = Cuts(first=2)
-        assert operation(files, files.root), name
-        assert cuts.cut, name
+        s3.watch = Cuts(verdict, most)
+        assert OPERATIONS[name](files, files.root), name
+        assert s3.watch.count, name
         s3.watch = lambda _: False
-        files.remove_tree(files.root)
+
+
+def test_reads_and_writes_survive_answers_that_are_cut(s3):
+    check(s3, ("read", "read_into", "is_taken", "write", "long", "create", "append"), CUT, 2)
 
 
 @sampled("names", sample=["list_names"], nightly=[*OPERATIONS])
-def test_every_operation_survives_connections_that_are_dropped_for_seconds(s3, files, names):
-    for name in names:
-        files.put(f"{files.root}/x", DATA)
-        files.put(f"{files.root}/y", b"y")
-        s3.watch = Cuts(first=12, verdict=DROP)
-        assert OPERATIONS[name](files, files.root), name
-        s3.watch = lambda _: False
-        files.remove_tree(files.root)
+def test_every_operation_survives_connections_that_are_dropped_for_seconds(s3, names):
+    check(s3, names, DROP, 12)
 
 
 def test_a_store_that_drops_every_connection_is_given_up_after_the_time_configured(s3):
     with dask.config.set({"jobrunner.checkpoint.retry-seconds": 0.2}):
         files = ObjectFiles(f"{s3.url}/dropped")
-        s3.watch = Cuts(every=1, verdict=DROP)
+        s3.watch = Cuts(DROP)
         started = time.monotonic()
         with pytest.raises(OSError, match=r"retry_timeout: ?200ms"):
             files.list_names(files.root)

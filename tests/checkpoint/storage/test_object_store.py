@@ -31,10 +31,7 @@ from jobrunner import (
     MultiNodeCheckpointManager,
 )
 from jobrunner import checkpoint as package
-from jobrunner.checkpoint import (
-    Receipt,
-    inspect_directory,
-)
+from jobrunner.checkpoint import inspect_directory
 from jobrunner.checkpoint.log.heartbeat import Patience
 from jobrunner.checkpoint.storage.locations import absolute_path
 from jobrunner.checkpoint.storage.object_files import ObjectFiles, open_store
@@ -44,9 +41,10 @@ from jobrunner.cli.show import describe_checkpoint, list_epochs
 from jobrunner.positions import Position
 from jobrunner.testing import FaultyObjects, assert_identical
 from jobrunner.workspace.workspace import Workspace
-from tests.saves import Save
+from tests.saves import NodeRun, save_epoch
 
 BIG = 600_000  # items, so that the store copies them
+PATH = "s3://bucket/runs/k"
 VALUES = {
     "w": np.arange(6.0).reshape(2, 3),
     "fixed": np.arange(float(BIG)),
@@ -58,54 +56,34 @@ VALUES = {
 }
 
 
-class Rig:
-    """A run in an object store that a directory stands for."""
-
-    def __init__(self, tmp_path: Path, **options: Any) -> None:
-        self.objects = tmp_path / "objects"
-        self.path = "s3://bucket/runs/k"
-        self.workspace = Workspace("a:0")
-        self.manager = self.again(**options)
-
-    def again(self, **options: Any) -> MultiNodeCheckpointManager:
-        options.setdefault("files", FaultyObjects(self.path, self.objects))
-        return MultiNodeCheckpointManager(self.path, **options)
-
-    def save(self, epoch: int) -> Receipt:
-        return save(self.manager, epoch, self.workspace)
+@pytest.fixture
+def objects(tmp_path: Path) -> Path:
+    """The directory that stands for the store of `run`."""
+    return tmp_path / "objects"
 
 
-def save(
-    manager: MultiNodeCheckpointManager, epoch: int, workspace: Workspace | None = None
-) -> Receipt:
-    workspace = workspace or Workspace("a:0")
-    workspace.globals.update(VALUES, epoch=epoch)
-    save = Save(manager, Position.of(epoch))
-    save.send()
-    receipts = save.write({"a:0": workspace})
-    save.commit(receipts)
-    manager.retention.sweeper.drain()
-    return receipts["a:0"]
+def manager_of(objects: Path, **options: Any) -> MultiNodeCheckpointManager:
+    options.setdefault("files", FaultyObjects(PATH, objects))
+    return MultiNodeCheckpointManager(PATH, **options)
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    rig = Rig(tmp_path)
+def run(objects: Path) -> Iterator[NodeRun]:
     with dask.config.set({"jobrunner.checkpoint.heartbeat-seconds": 0.2}):
-        rig.manager.run.start(["a:0"], {})
-        yield rig
-        rig.manager.run.end()
+        run = NodeRun(PATH, files=FaultyObjects(PATH, objects))
+        run.blobs.update(VALUES)
+        yield run
+        run.end()
 
 
 @pytest.fixture
 def memory() -> str:
     """A URL in memory, with epochs 0 and 1."""
     url = f"memory://{uuid.uuid4().hex}"
-    manager = MultiNodeCheckpointManager(url)
-    manager.run.start(["a:0"], {})
-    save(manager, 0)
-    save(manager, 1)
-    manager.run.end()
+    run = NodeRun(url, files=ObjectFiles(url))
+    for epoch in (0, 1):
+        run.save(epoch, {**VALUES, "epoch": epoch})
+    run.end()
     return url
 
 
@@ -125,99 +103,76 @@ def test_no_other_module_reaches_files_by_itself() -> None:
     assert set().union(*found.values()) <= about_processes, found
 
 
-def test_loaded_values_are_those_saved(rig: Rig) -> None:
-    rig.save(0)
-    rig.manager.verify(0)
-    loaded = rig.again().open(0)["a:0"]
-    for name, value in VALUES.items():
-        assert_identical(value, loaded.load(name))
+def test_loaded_values_are_those_saved(run: NodeRun, objects: Path) -> None:
+    run.save(0)
+    run.check(0)
+    loaded = run.manager.open(0)["a"]
     assert isinstance(loaded["w"], zarr.Array)
     assert loaded["w"][1].tolist() == [3, 4, 5]
-    store = zarr.storage.ObjectStore(LocalStore(str(rig.objects)), read_only=True)
-    group: Any = zarr.open_group(store, path="a:0.0", mode="r")  # as any reader does
-    assert group["w"][:].tolist() == VALUES["w"].tolist()  # type: ignore[attr-defined]
+    store = zarr.storage.ObjectStore(LocalStore(str(objects)), read_only=True)
+    group = zarr.open_group(store, path="a.0", mode="r")  # as any reader does
+    assert group["w"][:].tolist() == VALUES["w"].tolist()
     assert group.attrs["epoch"] == 0
-    (rig.objects / "a:0.0/w/zarr.json").unlink()
+    (objects / "a.0/w/zarr.json").unlink()
     loaded.load("w")  # that is for others
-    with pytest.raises(CheckpointError, match=r"s3://bucket/runs/k/a:0\.0/w"):
-        rig.manager.verify(0)
+    with pytest.raises(CheckpointError, match=r"s3://bucket/runs/k/a\.0/w"):
+        run.manager.verify(0)
 
 
-def test_unchanged_chunks_are_copied_by_the_store(rig: Rig) -> None:
-    assert rig.save(0).linked_bytes == 0
-    files = rig.manager.directory.files
-    assert isinstance(files, FaultyObjects)
-    assert rig.save(1).linked_bytes == 8 * BIG
-    rig.manager.verify(1)
+def test_unchanged_chunks_are_copied_by_the_store(run: NodeRun, objects: Path) -> None:
+    assert run.save(0).linked_bytes == 0
+    assert run.save(1).linked_bytes == 8 * BIG
+    run.manager.verify(1)
     # Each is a store by itself.
-    (rig.objects / "a:0.0/fixed/c.0").unlink()
-    rig.manager.verify(1)
-    with pytest.raises(CheckpointCorruptError, match=r"a:0\.0/fixed/c\.0 is missing"):
-        rig.manager.verify(0)
+    (objects / "a.0/fixed/c.0").unlink()
+    run.manager.verify(1)
+    with pytest.raises(CheckpointCorruptError, match=r"a\.0/fixed/c\.0 is missing"):
+        run.manager.verify(0)
     # Nothing to copy any more: it is written.
-    (rig.objects / "a:0.1/fixed/c.0").write_bytes(b"cut")
-    assert rig.save(2).linked_bytes == 0
-    rig.manager.verify(2)
+    (objects / "a.1/fixed/c.0").write_bytes(b"cut")
+    assert run.save(2).linked_bytes == 0
+    run.manager.verify(2)
 
 
-def test_an_epoch_that_is_retired_is_deleted_and_one_that_is_set_aside_stays(
-    tmp_path: Path,
-) -> None:
-    rig = Rig(tmp_path, keep=KeepLast(1))
-    rig.manager.run.start(["a:0"], {})
-    for epoch in range(3):
-        rig.save(epoch)
-    rig.manager.run.rewind(None, "test")
-    rig.manager.run.end()
-    assert sorted(path.name for path in rig.objects.iterdir() if path.is_dir()) == ["_log", "a:0.2"]
-    assert (rig.objects / "a:0.2" / "zarr.json").exists()
-    assert {finding.status for finding in inspect_directory(rig.again().directory)} == {
-        "live",
-        "aside",
-    }
-
-
-def test_of_two_runs_that_are_alive_the_second_is_refused(rig: Rig) -> None:
-    rival = rig.again()
+def test_of_two_runs_that_are_alive_the_second_is_refused(run: NodeRun, objects: Path) -> None:
+    rival = manager_of(objects)
     rival.run.patience = Patience(0.1, wait=lambda _: None)
     with pytest.raises(CommitConflictError, match="alive"):
-        rival.run.start(["a:0"], {})
-    taker = rig.again(take_over=True)
-    taker.run.start(["a:0"], {})
+        rival.run.start(["a"], {})
+    taker = manager_of(objects, take_over=True)
+    taker.run.start(["a"], {})
     with pytest.raises(CommitConflictError, match="taken over s3://bucket/runs/k"):
-        rig.save(0)
+        run.save(0)
     taker.run.end()
 
 
-def test_a_lost_reply_is_resolved_by_reading_back(tmp_path: Path) -> None:
+def test_a_lost_reply_is_resolved_by_reading_back(objects: Path) -> None:
     class Deaf(FaultyObjects):
         def _create(self, path: str, data: bytes) -> None:
             super()._create(path, data)
             if data not in (b"first", b"second"):
                 raise OSError(errno.EIO, "no answer", path)
 
-    rig = Rig(tmp_path)
-    rig.manager = rig.again(files=Deaf(rig.path, rig.objects))
-    rig.manager.run.start(["a:0"], {})
-    assert Deaf(rig.path, rig.objects).create(f"{rig.path}/x", b"mine")
-    assert Deaf(rig.path, rig.objects).create(f"{rig.path}/x", b"mine")
-    assert not Deaf(rig.path, rig.objects).create(f"{rig.path}/x", b"theirs")
-    rig.manager.run.end()
-    numbers = [entry.number for entry in rig.manager.directory.log.read_entries()]
+    manager = manager_of(objects, files=Deaf(PATH, objects))
+    manager.run.start(["a"], {})
+    assert Deaf(PATH, objects).create(f"{PATH}/x", b"mine")
+    assert Deaf(PATH, objects).create(f"{PATH}/x", b"mine")
+    assert not Deaf(PATH, objects).create(f"{PATH}/x", b"theirs")
+    manager.run.end()
+    numbers = [entry.number for entry in manager.directory.log.read_entries()]
     assert numbers == [0, 1]  # run and end, once each
 
 
-def test_a_store_without_conditional_creation_is_refused(tmp_path: Path) -> None:
+def test_a_store_without_conditional_creation_is_refused(objects: Path) -> None:
     class Careless(FaultyObjects):
         def _create(self, path: str, data: bytes) -> None:
             self.put(path, data)
 
-    rig = Rig(tmp_path)
-    manager = rig.again(files=Careless(rig.path, rig.objects))
+    manager = manager_of(objects, files=Careless(PATH, objects))
     with pytest.raises(CheckpointWriteError, match="conditional put"):
-        manager.run.start(["a:0"], {})
-    assert not (rig.objects / "_log").exists()
-    assert list(rig.objects.rglob("heartbeat")) == []
+        manager.run.start(["a"], {})
+    assert not (objects / "_log").exists()
+    assert list(objects.rglob("heartbeat")) == []
 
 
 def test_errors_of_the_store_are_oserrors_that_name_the_object(tmp_path: Path) -> None:
@@ -273,28 +228,25 @@ def test_without_obstore_the_error_says_what_to_install(monkeypatch: pytest.Monk
 # --- commands
 
 
-def test_commands_read_a_url(memory: str) -> None:
+def test_commands_read_a_url_and_copy_to_a_directory_and_back(memory: str, tmp_path: Path) -> None:
     listed = json.loads(invoke("ls", memory, "--json").stdout)
     assert [epoch["epoch"] for epoch in listed["epochs"]] == [0, 1]
     assert "4.58 MiB" in invoke("info", memory, 1).stdout
-    assert invoke("verify", memory).exit_code == 0
     assert "epoch" in invoke("diff", f"{memory}@0", "@1").stdout
-    assert invoke("fsck", memory).exit_code == 0
+    back = f"memory://{uuid.uuid4().hex}"
+    for command in (
+        *(["verify", memory], ["fsck", memory]),
+        *(["copy", memory, 1, tmp_path / "here"], ["copy", tmp_path / "here", 1, back]),
+    ):
+        assert invoke(*command).exit_code == 0
     missing = invoke("ls", "memory://nothing")
     assert missing.exit_code != 0
     assert "There is no directory 'memory://nothing'" in missing.stderr
-
-
-def test_epochs_are_copied_to_a_directory_and_back(memory: str, tmp_path: Path) -> None:
-    assert invoke("copy", memory, 1, tmp_path / "here").exit_code == 0
-    back = f"memory://{uuid.uuid4().hex}"
-    assert invoke("copy", tmp_path / "here", 1, back).exit_code == 0
     for path in (tmp_path / "here", back):
         manager = MultiNodeCheckpointManager(path)
         manager.verify(1)
-        assert_identical(VALUES["fixed"], manager.open(1)["a:0"].load("fixed"))
+        assert_identical(VALUES["fixed"], manager.open(1)["a"].load("fixed"))
     again = MultiNodeCheckpointManager(tmp_path / "new", load_path=back)
-    assert again.origin is not None
     assert again.origin.snapshot().epochs == [Position(1)]
 
 
@@ -305,10 +257,8 @@ def test_stores_are_uploaded(memory: str, tmp_path: Path) -> None:
         for _ in range(2):  # again: what is there is replaced
             for task in CopyTo(target).build(1, manager).tasks():
                 task.fn()
-    local = zarr.open_group(tmp_path / "copies" / "a:0.1", mode="r")
-    assert local.attrs["epoch"] == 1
-    there = zarr.open_group(zarr.storage.ObjectStore(open_store(url)), path="a:0.1", mode="r")
-    assert there.attrs["epoch"] == 1
+    for store in (tmp_path / "copies", zarr.storage.ObjectStore(open_store(url))):
+        assert zarr.open_group(store, path="a.1", mode="r").attrs["epoch"] == 1
     with pytest.raises(DefinitionError, match="into that same directory"):
         CopyTo(f"{memory}/below").build(1, manager)
 
@@ -343,24 +293,21 @@ def gate(tmp_path: Path) -> Gate:
     return Gate("s3://bucket/k", tmp_path / "objects")
 
 
-def save_nodes(manager: MultiNodeCheckpointManager, epoch: int, gate: Gate | None = None) -> None:
+def save_nodes(manager: MultiNodeCheckpointManager, *epochs: int) -> None:
     workspaces = {node: Workspace(node) for node in NODES}
-    for workspace in workspaces.values():
-        workspace.globals.update(fixed=VALUES["fixed"], epoch=epoch)
-    save = Save(manager, Position.of(epoch), {"metrics": {"loss": epoch}})
-    if gate is not None:
-        gate.expect("put", r"\.\d+/zarr.json")
-    receipts = save.write(workspaces)
-    assert gate is None or gate.passed == 8
-    save.commit(receipts)
+    for epoch in epochs:
+        for workspace in workspaces.values():
+            workspace.globals.update(fixed=VALUES["fixed"], epoch=epoch)
+        save_epoch(manager, epoch, workspaces, {"metrics": {"loss": epoch}})
 
 
 def test_requests_for_all_nodes_run_at_once(gate: Gate) -> None:
     manager = MultiNodeCheckpointManager(gate.root, files=gate, keep=KeepLast(1))
     manager.run.start(NODES, {})
     save_nodes(manager, 0)
-    gate.expect("head", r"k/n\d\.1$")
-    save_nodes(manager, 1, gate)
+    gate.expect("put", r"\.\d+/zarr.json")
+    save_nodes(manager, 1)
+    assert gate.passed == 8
     gate.expect("copy", r"zarr\.json$")  # hidden, and then deleted
     assert manager.retention.sweeper.drain()
     assert gate.passed % 8 == 0
@@ -381,33 +328,22 @@ def test_requests_for_all_nodes_run_at_once(gate: Gate) -> None:
 def test_of_a_long_log_many_entries_are_read_at_once(gate: Gate) -> None:
     manager = MultiNodeCheckpointManager(gate.root, files=gate)
     manager.run.start(NODES, {})
-    for epoch in range(9):
-        save_nodes(manager, epoch)
+    save_nodes(manager, *range(9))
     manager.run.end()
     gate.expect("get", r"_log/00000000(0[6-9]|1[0-3])\.json")  # after two and four
-    again = MultiNodeCheckpointManager(gate.root, files=gate)
+    again = MultiNodeCheckpointManager(gate.root, files=gate, keep=KeepBest("loss", mode="max"))
     assert again.epochs() == list(range(9))
     assert gate.passed == 8
-    gate.expect("get", "nothing")
-    other = MultiNodeCheckpointManager(gate.root, files=gate, keep=KeepBest("loss", mode="max"))
-    assert other.epochs() == again.epochs()
-    numbers = again.directory.log.refresh().recorded
-    commits = "|".join(f"{numbers[Position(epoch)]:02}" for epoch in range(9))
+    commits = "|".join(f"{number:02}" for number in again.directory.snapshot().recorded.values())
     gate.expect("get", rf"_log/00000000({commits})\.json", 9)
-    listed = again.directory.records()
-    assert [
-        at.epoch for at, record in listed if not isinstance(record, Exception)
-    ] == again.epochs()
+    assert again.retention.retirable() == [Position(epoch) for epoch in range(8)]
     assert gate.passed == 9
-    assert other.retention.retirable() == [Position(epoch) for epoch in range(8)]
-    assert gate.passed == 18
 
 
 def test_an_entry_that_is_missing_among_those_read_at_once_is_named(gate: Gate) -> None:
     manager = MultiNodeCheckpointManager(gate.root, files=gate)
     manager.run.start(NODES, {})
-    for epoch in range(4):
-        save_nodes(manager, epoch)
+    save_nodes(manager, *range(4))
     manager.run.end()
     gate.remove_file(f"{gate.root}/_log/0000000003.json")
     with pytest.raises(
