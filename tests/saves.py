@@ -120,7 +120,7 @@ def run_group(group: TaskGroup, workspaces: Mapping[str, Workspace]) -> None:
     for task in group.tasks():
         node = task.node.name
         blobs = {**workspaces[node].globals, **private[node]}
-        result = task.fn(*(blobs[blob.name] for blob in task.inputs))  # type: ignore[union-attr]
+        result = task.fn(*(blobs[blob.name] for blob in task.inputs))
         if isinstance(result, BlobUpdate):
             workspaces[node].apply(result)
         elif task.output_blobs:

@@ -32,6 +32,7 @@ from click.testing import CliRunner
 
 from jobrunner import MultiNodeCheckpointManager
 from jobrunner.checkpoint import Directory, copy_epoch
+from jobrunner.checkpoint.encoding.dtypes import MOST_FIELDS
 from jobrunner.checkpoint.log.handler import decode_entry, encode_entry
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.checkpoint.store.document import LONE_ARRAY, ROOT_DOCUMENT
@@ -314,9 +315,9 @@ def _(store: Store) -> None:
     store.describe("w", dtype=[["a", STRING, [1]]])
 
 
-@case("dtype: 300,000 fields", "fields")
+@case("dtype: too many fields", "more than .* fields")
 def _(store: Store) -> None:
-    store.describe("w", dtype=[[f"f{i}", "|u1"] for i in range(300_000)])
+    store.describe("w", dtype=[[f"f{i}", "|u1"] for i in range(MOST_FIELDS + 1)])
 
 
 @case("dtype: an item larger than any memory", "too large|dtype")
@@ -413,7 +414,7 @@ def _node(kind: str, content: Any) -> dict[str, Any]:
     return {"$": kind, "of": content}
 
 
-ARRAY, SECOND, THIRD = (_node("array", i) for i in range(3))
+ARRAY = _node("array", 0)
 ADDRESSES = _node("objects", [[1], ["a"]])
 ENDLESS = _node("range", [0, 10**15, 1])
 
@@ -487,17 +488,6 @@ value(
         {"name": "x", "data": {"dims": ["x"], "data": ENDLESS, "attrs": {}}, "coords": {}},
     ),
 )
-value(
-    "sparse: indices beyond the shape",
-    "cannot make",
-    _node(
-        "scipy.sparse.sparray",
-        {"format": "csr", "shape": [1, 1], "data": ARRAY, "indices": SECOND, "indptr": THIRD},
-    ),
-    x=(bytes(8), {"dtype": "<f8", "shape": [1]}),
-    y=(b"\xff\xff\xff\x0f", {"dtype": "<i4", "shape": [1]}),
-    z=(struct.pack("<2i", 0, 1), {"dtype": "<i4", "shape": [2]}),
-)
 
 # --- running them
 
@@ -565,7 +555,7 @@ def _copy(path: Path) -> None:
 
 def _peak_bytes() -> int:
     status = Path("/proc/self/status").read_text()
-    return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) << 10  # type: ignore[index]
+    return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) << 10
 
 
 def _end(*_: object) -> None:
@@ -596,7 +586,7 @@ def run(names: list[str]) -> dict[str, Any]:
     """Run cases; returns by name, and by way, how it ended."""
     from numcodecs import pickles
 
-    pickles.ALLOW_UNSAFE_PICKLE_DECODE = True  # type: ignore[attr-defined]  # as older versions do
+    pickles.ALLOW_UNSAFE_PICKLE_DECODE = True  # as older versions do
     path = Path("k").absolute()
     _save(path)
     for _, call in _ways(

@@ -189,7 +189,7 @@ def test_loading_a_missing_epoch_node_or_blob_names_it_at_the_call(rig: Rig) -> 
     with pytest.raises(BlobNotFoundError, match="'server' has no blob 'x'.*name, w"):
         rig.manager.load(0, blobs={"server": ["x"]})
     with pytest.raises(DefinitionError, match="int"):
-        rig.manager.record("0")  # type: ignore[arg-type]
+        rig.manager.record("0")
 
 
 def test_store_names_are_used_once(rig: Rig) -> None:
@@ -426,7 +426,7 @@ def test_leftovers_of_a_run_that_died_are_removed_at_the_next_start(rig: Rig) ->
     again = Rig(root, take_over=True).start()
     again.manager.retention.sweeper.drain()
     assert [path.name for path in root.glob("*.1")] == ["stranger.1"]
-    assert [path.name for path in (root / "_runs").iterdir()] == [again.manager.run.lock.run]  # type: ignore[union-attr]
+    assert [path.name for path in (root / "_runs").iterdir()] == [again.manager.run.lock.run]
     assert not list((root / "_log").glob(".*"))
     again.manager.run.end()
 

@@ -89,7 +89,7 @@ def test_a_deadline_is_a_time_a_date_or_that_of_slurm(monkeypatch: Any) -> None:
             SaveBefore("slurm")
     for other in ("pbs", -1, math.nan, None):
         with pytest.raises(DefinitionError, match="SaveBefore: deadline"):
-            SaveBefore(other)  # type: ignore[arg-type]
+            SaveBefore(other)
 
 
 @pytest.mark.parametrize("arguments", [{}, {"epochs": 1.5}, {"steps": 0}, {"seconds": math.nan}])
@@ -128,7 +128,7 @@ def test_joined_policies_keep_what_either_keeps() -> None:
     assert kept(KeepEvery(3) | KeepLast(1)) == [0, 3, 4]
     assert kept(KeepAll() | KeepLast(1)) == [0, 1, 2, 3, 4]
     with pytest.raises(TypeError):
-        KeepLast(1) | SaveEvery(epochs=1)  # type: ignore[operator]
+        KeepLast(1) | SaveEvery(epochs=1)
 
 
 @pytest.mark.parametrize("steps_per_epoch", [1, 3, 4])
@@ -148,7 +148,6 @@ def test_no_save_is_due_before_epochs_until_says_to_ask(policy: Any, steps_per_e
     dues = due(policy, 100, steps_per_epoch)
     for epoch in range(1, 60):
         count = epochs_until(policy, epoch, steps_per_epoch)
-        assert count is not None
         last = epoch + count - 1
         first_due = next(moment for moment in dues if moment >= (epoch, 1))
         assert first_due >= (last, 1) if count == 1 else first_due == (last, steps_per_epoch)

@@ -14,7 +14,6 @@ import pytest
 from tests.checkpoint.strangers import CASES
 
 MOST_SECONDS, MOST_BYTES = 2, 256 << 20
-SLOW = {"dtype: 300,000 fields"}
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +35,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return json.loads(output.read_text())
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(it, marks=[pytest.mark.nightly] if it in SLOW else []) for it in CASES],
-)
+@pytest.mark.parametrize("name", CASES)
 def test_a_strangers_store_is_read_or_refused(name: str, found: Any) -> None:
     has_run = found[name].pop("ran")
     assert not has_run

@@ -36,7 +36,7 @@ class Run(NodeRun):
         self.queue = SaveQueue(self.manager.run.encoding())
         self.blobs.update(fixed=np.arange(float(BIG)), small=np.arange(5), n=1)
 
-    def save(self, epoch: int) -> Receipt:  # type: ignore[override]
+    def save(self, epoch: int) -> Receipt:
         save = Save(self.manager, epoch)
         save.queue = self.queue
         receipts = save.write({"a": self.workspace})

@@ -169,7 +169,7 @@ class Disk:
         elif what in ("mkdir", "create") and node is None:
             parent.change({name: _Directory() if what == "mkdir" else _File()})
         elif what == "write" and isinstance(node, _File):
-            node.content = bytes(detail)  # type: ignore[arg-type]
+            node.content = bytes(detail)
         elif what in ("unlink", "rmdir") and node is not None:
             parent.change({name: None})
         elif what == "link" and node is None:

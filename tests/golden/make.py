@@ -23,6 +23,7 @@ ZSTD = {"name": "zstd", "configuration": {"level": 1, "checksum": False}}
 OPTIONS = {"pressed": ArrayOptions((ZSTD,)), "cut": ArrayOptions(chunks=(2, 5))}
 LOSS = {"at": 4.5, "text": "Worker w is lost", "resumed": 6.25, "epoch": 0}
 SPENT = {"start": 3.0, "compute": 2.0, "redone": 1.5, "recovery": 1.75, "save_wait": 0.25}
+LAST_SAVE_WAIT = 0.75  # by the end of the run
 
 
 def blobs() -> dict[str, Any]:
@@ -62,7 +63,7 @@ def make_log(path: Path) -> None:
         workspace.globals["n"] = epoch
         save_epoch(manager, Position(epoch), {"a": workspace}, {"timing": spent})
     manager.run.finish(Position(2))
-    manager.run.end({"outcome": "finished", "timing": {**SPENT, "save_wait": 0.75}})
+    manager.run.end({"outcome": "finished", "timing": {**SPENT, "save_wait": LAST_SAVE_WAIT}})
     anonymize(path)
 
 

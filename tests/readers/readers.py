@@ -43,7 +43,7 @@ def by_zarr(store: Path, paths: Collection[str]) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the data type of texts is young
         group = zarr.open_group(store, mode="r")
-        return {path: _plain(group[path][...]) for path in paths}  # type: ignore[index]
+        return {path: _plain(group[path][...]) for path in paths}
 
 
 def by_xarray(store: Path, paths: Collection[str]) -> dict[str, Any]:

@@ -295,7 +295,7 @@ def _items(array: Any) -> list[Any]:
     if array.dtype.name == "float8_e5m2" or kind == "S" or (size > 8 and kind == "f"):
         return [flat[i : i + 1].tobytes().hex() for i in range(flat.size)]
     if kind in "mM":
-        return flat.view("i8").tolist()  # type: ignore[no-any-return]
+        return flat.view("i8").tolist()
     if kind == "c":
         return [[it.real, it.imag] for it in flat.tolist()]
     return [_float(it) for it in flat.tolist()] if kind == "f" else flat.tolist()

@@ -121,7 +121,7 @@ def test_objects_that_are_pickled_stay_shared_inside_an_everyday_value() -> None
             encode_blobs("n", {"x": value})
         blob = encode_blobs("n", {"x": value}, allow_pickle=True)["x"]
         decoder = Decoder(
-            lambda i, parts=blob.parts: parts[i].data,  # type: ignore[misc]
+            lambda i, parts=blob.parts: parts[i].data,
             allow_pickle=True,
             classes=blob.classes,
         )

@@ -191,7 +191,7 @@ def test_blobs_may_share_memory_of_frames_which_copy_on_write(tmp_path: Path) ->
         encode_blobs("n", {"x": frame, "y": [frame]})
 
 
-class Mine(pd.DataFrame):  # type: ignore[misc]
+class Mine(pd.DataFrame):
     pass
 
 

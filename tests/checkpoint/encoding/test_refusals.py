@@ -42,7 +42,7 @@ def test_the_deepest_value_that_is_saved_is_also_loaded() -> None:
     for _ in range(74):
         values["links"] = Link(values["links"])
     for name, blob in encode_blobs("n", values).items():
-        loaded = Decoder(pytest.fail, classes=blob.classes).decode(blob.tree)  # type: ignore[arg-type]
+        loaded = Decoder(pytest.fail, classes=blob.classes).decode(blob.tree)
         assert repr(loaded) == repr(values[name])
 
 

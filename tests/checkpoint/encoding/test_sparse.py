@@ -87,7 +87,7 @@ def test_what_would_be_lost_is_refused_by_name() -> None:
     with pytest.raises(DefinitionError, match=r"its format is 'lil'; save value.tocsr\(\)"):
         encode_blobs("n", {"a": sparse.lil_array((2, 2))})
 
-    class Mine(sparse.csr_array):  # type: ignore[misc]
+    class Mine(sparse.csr_array):
         pass
 
     with pytest.raises(DefinitionError, match="there is no codec for its type"):

@@ -72,7 +72,7 @@ def test_a_state_dict_comes_back_with_tied_weights_still_tied(tmp_path: Path) ->
 )
 def test_a_tensor_that_cannot_be_saved_exactly_is_an_error(make: object, why: str) -> None:
     with pytest.raises(DefinitionError, match=why):
-        encode_blobs("n", {"x": make()})  # type: ignore[operator]
+        encode_blobs("n", {"x": make()})
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

@@ -87,7 +87,7 @@ class Custom:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Custom) and self.value == other.value
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_container_that_contains_itself_is_refused() -> None:
 
 def test_dtypes_of_no_bytes_or_of_other_packages_are_refused_by_the_blobs_name() -> None:
     # One of those that NumPy makes for its own tests, by the means that packages have.
-    foreign = np._core._multiarray_umath._get_sfloat_dtype()(1.0)  # type: ignore[attr-defined]
+    foreign = np._core._multiarray_umath._get_sfloat_dtype()(1.0)
     for array, told in (
         (np.zeros((2, 3), "V0"), "'x'.*have no bytes; save its shape"),
         (np.zeros((2, 3), [("a", "f4", (0,))]), "'x'.*have no bytes; save its shape"),

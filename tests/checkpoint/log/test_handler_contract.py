@@ -133,7 +133,7 @@ def make_broken(name: str, directory: str) -> SqliteMetadataHandler:
 )
 def test_a_broken_handler_fails_the_contract(name: str, tmp_path: Path) -> None:
     broken = MetadataHandlerContract()
-    broken.make_handler = partial(make_broken, name)  # type: ignore[method-assign]
+    broken.make_handler = partial(make_broken, name)
     with pytest.raises((AssertionError, JobRunnerError)):
         getattr(broken, name)(tmp_path)
 

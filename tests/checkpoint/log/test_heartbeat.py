@@ -105,7 +105,6 @@ def test_a_zombie_is_known_dead_and_a_process_elsewhere_never() -> None:
     )
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE) as victim:
-        assert victim.stdout is not None
         process = msgspec.json.decode(victim.stdout.readline(), type=Process)
         assert not is_known_dead(process, RUN)
         victim.kill()
@@ -214,7 +213,6 @@ def test_a_newcomer_keeps_its_traces_while_another_cleans_up(tmp_path: Path) -> 
                 newcomer.run.start(["a"], {})
 
     MultiNodeCheckpointManager(path, files=Racing()).run.start(["a"], {})
-    assert newcomer.run.lock is not None
     left = {run.name for run in (path / RUNS_DIRECTORY).iterdir()}
     assert {newcomer.run.lock.run, "waiting"} <= left
     newcomer.run.probe()
@@ -258,7 +256,6 @@ def beat_of(path: Path, status: Any) -> Beat:
 def test_a_heartbeat_says_how_far_the_run_is(tmp_path: Path) -> None:
     metrics = {"loss": 0.5, "nan": float("nan")}
     status = beat_of(tmp_path, lambda: Status(7, 3, metrics)).status
-    assert status is not None
     assert (status.epoch, status.num_ended) == (7, 3)
     assert status.metrics == {"loss": 0.5, "nan": None}
     many = {f"metric {i}": 1.0 for i in range(5000)}  # do not fit in and are left out

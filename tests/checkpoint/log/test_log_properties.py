@@ -94,7 +94,6 @@ class History:
 
     def _commit(self, draw: Any) -> None:
         attempt = self.state.attempt
-        assert attempt is not None
         free = [at for at in EVERYWHERE if attempt.may_write(at)]
         group = sorted(draw(st.lists(st.sampled_from(free), unique=True))) if free else []
         records = [Record(at, {} if draw(st.booleans()) else None) for at in group]
@@ -173,7 +172,6 @@ def test_a_state_says_what_entries_mean_and_reading_on_from_a_kept_one_gives_the
     assert pins == {at: labels for at, (_, labels) in expected.items() if labels}
     for at, number in state.recorded.items():
         assert record_in(history.entries[number], at).at == at
-    assert state.holder is not None
     assert state.holder.run == history.run
     start = data.draw(st.integers(1, len(history.entries)))
     kept = State.from_bytes(fold(history.entries[:start]).to_bytes())

@@ -611,7 +611,6 @@ class Model:
         """Every other store is known to the log as something to be deleted."""
         for store in world.stores:
             name = parse_store_name(store.name)
-            assert name is not None
             if store.name not in kept and not state.is_left_over(name):
                 raise BrokenError(f"nothing in the log speaks of {store.name}")
 

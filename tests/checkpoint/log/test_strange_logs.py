@@ -127,7 +127,6 @@ def test_an_entry_that_no_run_can_append_is_damage(
         manager_of(path).epochs()
     assert "_log/0000000005.json" in damaged(path)
     plan = plan_repair(manager_of(path).directory)
-    assert plan is not None
     assert (plan.kept, list(plan.lost)) == ([Position(0), Position(2)], [5])
     assert file.exists()
 
@@ -170,7 +169,6 @@ def test_a_directory_in_the_place_of_an_entry_damages_that_one_alone(path: Path)
         manager_of(path).epochs()
     assert [it for it in damaged(path) if "_log" in it] == ["_log/0000000003.json"]
     plan = plan_repair(manager_of(path).directory)
-    assert plan is not None
     assert (plan.kept, list(plan.lost)) == ([Position(0), Position(2)], [3])
 
 

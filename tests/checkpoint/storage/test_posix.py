@@ -15,7 +15,7 @@ from jobrunner.checkpoint.storage.posix import PosixFiles
 class FsyncFiles(PosixFiles):
     """Where there is no syncfs."""
 
-    has_syncfs = False  # type: ignore[assignment]
+    has_syncfs = False
 
 
 @pytest.fixture
