@@ -23,7 +23,7 @@ from jobrunner import (
     MultiNodeCheckpointManager,
     Position,
 )
-from jobrunner.checkpoint import ObjectFiles, PosixFiles, SaveQueue, inspect_directory
+from jobrunner.checkpoint import PosixFiles, SaveQueue, inspect_directory
 from jobrunner.checkpoint.store.layout import LEAST_ALIKE
 from jobrunner.testing import FaultyFiles, FaultyObjects, assert_identical
 from jobrunner.workspace.values import settle
@@ -38,7 +38,7 @@ STEPS = (
     *("group 4 5", "group 6 9", "finish 9", "end"),
 )
 LAST = 9
-SAME = np.zeros(max(PosixFiles.linked_bytes, ObjectFiles.linked_bytes) // 8)
+SAME = np.zeros(PosixFiles.linked_bytes // 8)
 """Is linked to the epoch before, or copied by the store, as it never changes."""
 
 ROWS = LEAST_ALIKE
@@ -61,9 +61,11 @@ class Place:
 
     def files(self, *faults: Any) -> Faulty:
         """Storage whose k-th operation goes wrong."""
-        if self.is_remote:
-            return FaultyObjects(URL, self.directory, *faults)
-        return FaultyFiles(*faults, sync=False)
+        if not self.is_remote:
+            return FaultyFiles(*faults, sync=False)
+        files = FaultyObjects(URL, self.directory, *faults)
+        files.linked_bytes = PosixFiles.linked_bytes
+        return files
 
     def manager(self, **options: Any) -> MultiNodeCheckpointManager:
         options.setdefault("files", self.files())
