@@ -375,7 +375,7 @@ def test_a_log_is_repaired_beneath_no_run_that_is_alive_and_one_that_was_silent_
             save(run, 1)
     run.run.end()
     left = ["begin", "commit", "commit", "end"] if is_alive else ["begin", "commit"]
-    assert kinds_of(path)[1 : 1 + len(left)] == left
+    assert [entry_in(file)["kind"] for file in log_of(path)[1 : 1 + len(left)]] == left
 
 
 def remove_last_attempt(file: Path) -> None:

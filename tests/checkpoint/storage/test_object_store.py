@@ -104,7 +104,7 @@ def test_no_other_module_reaches_files_by_itself() -> None:
 
 
 def test_loaded_values_are_those_saved(run: NodeRun, objects: Path) -> None:
-    run.save(0)
+    run.save(0, {"epoch": 0})
     run.check(0)
     loaded = run.manager.open(0)["a"]
     assert isinstance(loaded["w"], zarr.Array)
@@ -334,6 +334,7 @@ def test_of_a_long_log_many_entries_are_read_at_once(gate: Gate) -> None:
     again = MultiNodeCheckpointManager(gate.root, files=gate, keep=KeepBest("loss", mode="max"))
     assert again.epochs() == list(range(9))
     assert gate.passed == 8
+    gate.expect("get", "nothing")
     commits = "|".join(f"{number:02}" for number in again.directory.snapshot().recorded.values())
     gate.expect("get", rf"_log/00000000({commits})\.json", 9)
     assert again.retention.retirable() == [Position(epoch) for epoch in range(8)]
