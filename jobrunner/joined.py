@@ -86,7 +86,9 @@ def cut(
     says where they are by `place`, such as " at epoch 3 of /runs".
     """
     if not types:
-        raise BlobNotFoundError(f"No node has a blob {blob!r}.")
+        raise BlobNotFoundError(
+            f"No node has a blob {blob!r}{place}. Check the names of blob and nodes."
+        )
     first = next(iter(types))
     chunks: list[list[str]] = []
     nbytes = 0

@@ -42,7 +42,7 @@ _STORE = re.compile(
 
 
 def check_name(name: object, kind: str) -> str:
-    """Return `name` if it is a valid name of a `what` ("node", "blob", "task" or "job").
+    """Return `name` if it can be that of a `kind` ("node", "blob", "task" or "job").
 
     A name is printable text of 1 to 128 characters. It contains no ``/``, does not begin or end
     with a space, and is not ``.`` or ``..``. Raises `DefinitionError` otherwise.
@@ -66,8 +66,8 @@ def check_name(name: object, kind: str) -> str:
         problem = "begins or ends with a space"
     elif name in (".", ".."):
         problem = "is a directory in every path"
-    elif len(escape(name).encode()) > 200:
-        problem = "has more than 200 bytes once escaped for file systems"
+    elif len(escape(name).encode()) > _MAX_NAME_BYTES:
+        problem = f"has more than {_MAX_NAME_BYTES} bytes once escaped for file systems"
     if problem:
         raise DefinitionError(
             f"{name[:80]!r} cannot name a {kind}: it {problem}. Choose printable text of 1 to "
@@ -118,7 +118,7 @@ class StoreName(NamedTuple):
 
 
 def format_store_name(node: str, epoch: Position, retry: int = 0) -> str:
-    """Name of the directory that contains `node` at `epoch`; `retry` counts repeated saves."""
+    """Name of the directory that contains `node` at `epoch`; `retry` tells repeated saves apart."""
     suffix = f".r{retry:d}" if retry else ""
     return f"{escape(node)}.{epoch}{suffix}"
 

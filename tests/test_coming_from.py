@@ -59,7 +59,7 @@ def _resumes_alike(
     whole, resumed = ([np.asarray(it) for it in state.values()] for state in states)
     assert len(whole) > 1
     assert all(map(np.array_equal, whole, resumed))
-    return [row["metrics"]["loss"] for row in manager.history() if row["epoch"]]
+    return [row["metrics"]["loss"] for row in manager.past_epochs() if row["epoch"]]
 
 
 def test_a_module_of_pytorch_is_trained_as_the_page_says(

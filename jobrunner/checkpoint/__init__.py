@@ -3,25 +3,26 @@
 A checkpoint directory has a log, ``_log``, and stores: one Zarr group for each node and epoch, such as
 ``trainer:0.5``. An epoch exists if, and only if, an entry of the log records it. Entries are created
 only if absent, so of two runs one wins, and no store is ever written under a name that was used before.
-Rows of histories lie in arrays of their own; a record says how many of them count (`history.py`).
+Rows of histories lie in arrays of their own; a record says how many of them count (`history_writer.py`).
 
 **To disk.** Epochs are saved in groups; the worker's threads go on with the next epochs meanwhile.
 
 1. *Due*. Workers run several epochs without the client, if they know which are due: then
    `run/saver.py: Saver.capture_rhythm` tells them before. Else the client asks the policy after each epoch
    (`save_policies.py: SaveEvery.is_due`), and the workers to capture it (`Saver.save`).
-2. *Capture*, on each worker, between two epochs: `worker_save.py: SaveQueue.capture` encodes the blobs
-   (`encoding/encoded_blobs.py: encode_blobs`) as trees and arrays. It refers to arrays at rest, which
-   a task copies before it changes them, and copies all others.
+2. *Capture*, on each worker, between two epochs: `worker_save.py: SaveQueue.capture` has the blobs
+   encoded (`node_capture.py: capture_nodes`, `encoding/encoded_blobs.py: encode_blobs`) as trees and
+   arrays. It refers to arrays at rest, which a task copies before it changes them, and copies all
+   others.
 3. *Group*: when the one before is recorded, `run/save_groups.py: SaveGroups` takes all that waits.
    Its thread calls `run/saver.py: Saver._record` for the steps from here on.
 4. *Order*, on the client: `directory_run.py: DirectoryRun.order` names the stores. The commit before
-   has claimed these names, or else a ``begin`` entry does now: `log/log_writer.py: LogWriter.begin`.
+   has claimed these names, or else a ``claim`` entry does now: `log/log_writer.py: LogWriter.claim`.
 5. *Write*, on each worker: `worker_save.py: SaveQueue.write`. For each store `store/layout.py: lay_out`
    plans the files, and `store/store_writer.py: StoreWriter` makes directories, arrays' documents and
    chunks; chunks that have not changed are hard links to the node's store before. The root document,
    with size and digest of each chunk, comes last.
-6. *Flush*: `storage/posix.py: PosixFiles.durable`, once for all stores of the group.
+6. *Flush*: `storage/posix.py: PosixFiles.making_durable`, once for all stores of the group.
 7. *Receipts*: `worker_save.py: Receipt`, one for each store, with the SHA-256 of its root document.
 8. *Commit*: `directory_run.py: DirectoryRun.commit` checks the receipts and appends a ``commit``
    entry (a few, if what the stores contain changes within the group). It records the longest prefix

@@ -18,9 +18,6 @@ from .directory import (
     Directory as Directory,
     EpochRecord as EpochRecord,
 )
-from .history import (
-    read_history as read_history,
-)
 from .history_writer import (
     make_groups as make_groups,
 )
@@ -45,7 +42,7 @@ from .load_plan import (
 )
 from .log import (
     STATE_INTERVAL as STATE_INTERVAL,
-    BeginEntry as BeginEntry,
+    ClaimEntry as ClaimEntry,
     CommitEntry as CommitEntry,
     Details as Details,
     DoneEntry as DoneEntry,
@@ -91,11 +88,17 @@ from .manager import (
     CheckpointManager as CheckpointManager,
     MultiNodeCheckpointManager as MultiNodeCheckpointManager,
 )
+from .node_capture import (
+    Encoding as Encoding,
+)
 from .opened import (
     Checkpoint as Checkpoint,
     NodeCheckpoint as NodeCheckpoint,
     open_record as open_record,
     verify_record as verify_record,
+)
+from .past_epochs import (
+    read_past_epochs as read_past_epochs,
 )
 from .save_policies import (
     Moment as Moment,
@@ -126,7 +129,6 @@ from .worker_load import (
     load_waiting_states as load_waiting_states,
 )
 from .worker_save import (
-    Encoding as Encoding,
     Receipt as Receipt,
     SaveQueue as SaveQueue,
     Written as Written,

@@ -334,11 +334,13 @@ class Directory:
             record = self.record(epoch, snapshot)
             if node in record.stores:
                 return join_path(self.path, record.stores[node].name)
-        attempt = snapshot.attempt
-        if attempt is not None and attempt.may_write(epoch):
-            return join_path(self.path, attempt.store_name(node, epoch))
-        label = snapshot.label + 1 if snapshot.has_claimed((epoch, 0)) else 0
-        return join_path(self.path, format_store_name(node, epoch, label))
+        claim = snapshot.claim
+        if claim is not None and claim.may_write(epoch):
+            return join_path(self.path, claim.store_name(node, epoch))
+        retry = 0
+        if snapshot.has_claimed((epoch, 0)):
+            retry = snapshot.last_retry + 1
+        return join_path(self.path, format_store_name(node, epoch, retry))
 
     def unclaimed(self, snapshot: State | None = None) -> list[Position]:
         """The epochs of stores that exist and that no entry of the log claims, in ascending order.

@@ -8,20 +8,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, groupby
-from operator import itemgetter
+from itertools import chain
 from typing import Any, NamedTuple
 
 import msgspec
 
 from jobrunner.checkpoint.directory import Directory
 from jobrunner.checkpoint.encoding import REGISTERED_CODECS, find_classes
-from jobrunner.checkpoint.history import as_json
 from jobrunner.checkpoint.history_writer import make_groups
 from jobrunner.checkpoint.log import (
     PARTITIONS,
     REPLICATED,
-    Attempt,
+    Claim,
     CommitEntry,
     DoneEntry,
     EndEntry,
@@ -36,9 +34,11 @@ from jobrunner.checkpoint.log import (
     Store,
     read_beat,
 )
+from jobrunner.checkpoint.node_capture import Encoding
+from jobrunner.checkpoint.past_epochs import as_json
 from jobrunner.checkpoint.retention import Retention
 from jobrunner.checkpoint.storage import join_path, write_remedy
-from jobrunner.checkpoint.worker_save import Encoding, Receipt, SaveOrder, Written
+from jobrunner.checkpoint.worker_save import Receipt, SaveOrder, Written
 from jobrunner.define import ArrayOptions
 from jobrunner.errors import CheckpointError, CheckpointWriteError, DefinitionError
 from jobrunner.names import HISTORIES, check_distinct, parse_store_name
@@ -76,13 +76,50 @@ class _Group:
     """The newest position that was to be ordered."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """A position that may be recorded."""
+
+    receipts: Receipts
+    contents: Contents
+    """Positions whose stores have the same in them share this object."""
+
+
+@dataclass(slots=True)
+class _Placement:
+    """What is known as long as the nodes stay on their workers."""
+
+    histories: str = ""
+    """The directory of histories to which these workers append; empty: none yet."""
+    must_look: bool = True
+    """Whether the client has not yet seen what they write."""
+
+
+@dataclass(slots=True)
+class _Stay:
+    """What is known from the `start` of a run to its `end`."""
+
+    names: Sequence[str] = ()
+    """The stores in the directory when the run took it."""
+    placement: _Placement = field(default_factory=_Placement)
+    group: _Group | None = None
+    has_failed: bool = False
+    """Whether the newest order was abandoned: workers may have used the names of the claim."""
+    contents: Contents = field(default_factory=dict)
+    """What the stores recorded last have in them."""
+    contents_number: int | None = None
+    """Of the entry that says so."""
+    abandoned: list[str] = field(default_factory=list)
+    """Stores that slow workers may still write."""
+
+
 @dataclass(eq=False)
 class DirectoryRun:
     """A run that holds the directory, from `start` to `end`; one run at a time.
 
     A group of positions costs one entry of the log: its ``commit`` records them, retires others by
     policy, and claims the names of what is expected next. Only where no earlier entry has claimed
-    the names of a group, a ``begin`` comes before it.
+    the names of a group, a ``claim`` comes before it.
     """
 
     directory: Directory
@@ -94,19 +131,7 @@ class DirectoryRun:
     """How long a silent run counts as alive, if not as configured."""
     lock: RunLock | None = field(default=None, init=False)
     """Of the current run."""
-    _group: _Group | None = field(default=None, init=False)
-    _abandoned: list[str] = field(default_factory=list, init=False)
-    """Stores that slow workers may still write."""
-    _has_failed: bool = field(default=False, init=False)
-    """Whether the newest order was abandoned: workers may have used the names of the attempt."""
-    _contents: tuple[int, Contents] | None = field(default=None, init=False)
-    """What the stores of this run have in them, and the number of the entry that says so."""
-    _names: Sequence[str] = field(default=(), init=False)
-    """Those in the directory when the run took it."""
-    _histories_label: str = field(default="", init=False)
-    """The directory of histories to which workers append, as they are placed now; empty: none yet."""
-    _must_look: bool = field(default=True, init=False)
-    """Whether the client has not yet seen what the workers write, as they are placed now."""
+    _stay: _Stay = field(default_factory=_Stay, init=False)
 
     # ---- the run
 
@@ -157,8 +182,7 @@ class DirectoryRun:
             with writing(directory, "leftovers of earlier runs could not be removed"):
                 # After the `run` entry: whatever is there was not written for this run.
                 names = directory.files.list_names(path)
-                self._names = [name for name in names if parse_store_name(name) is not None]
-                self._has_failed, self._contents, self._histories_label = False, None, ""
+                self._stay = _Stay([name for name in names if parse_store_name(name) is not None])
                 self.retention.start_run(names)
                 lock.remove_traces_of_others()
                 if isinstance(directory.handler, FileMetadataHandler):
@@ -182,23 +206,22 @@ class DirectoryRun:
         if self.lock is None:
             return
         try:
-            if self._group is not None:
-                self.abandon(self._group.order)
-            names, self._abandoned = self._abandoned, []
-            if names:
-                self._delete(names)
+            if self._stay.group is not None:
+                self.abandon(self._stay.group.order)
+            if self._stay.abandoned:
+                self._delete(self._stay.abandoned)
             if not self.retention.sweeper.drain():
                 logger.warning(
                     "%s: some stores are not deleted yet; the next run deletes them.",
                     self.directory.path,
                 )
             # An entry must not follow those of another directory.
-            attempt = self.directory.log.check_held().attempt
+            claim = self.directory.log.check_held().claim
             # It gives the names back that no worker was told to use.
             upto = None
-            if attempt is not None and not self._has_failed:
-                upto = attempt.last or attempt.after
-            self.retention.append(EndEntry, upto=upto, **outcome or {})
+            if claim is not None and not self._stay.has_failed:
+                upto = claim.last or claim.after
+            self.retention.append_and_sweep(EndEntry, upto=upto, **outcome or {})
         except CheckpointError as error:
             logger.warning(
                 "%s: the end of the run could not be recorded: %s", self.directory.path, error
@@ -230,8 +253,8 @@ class DirectoryRun:
         with writing(self.directory, "the probe for the workers could not be written"):
             probe = self.held().probe
             self.directory.files.put(probe.path, probe.token)
-            self._must_look = True
-            self._histories_label = ""  # workers of before may still write there
+            # With histories of its own: workers of before may still write to the others.
+            self._stay.placement = _Placement()
             return probe
 
     def check_probe(self, answers: Mapping[str, Any]) -> None:
@@ -255,19 +278,19 @@ class DirectoryRun:
         latest = self.directory.log.check_held().latest
         self.directory.loaded = epoch
         if latest is not None and (epoch is None or latest > epoch):
-            self.retention.append(RewindEntry, after=epoch, reason=reason)
+            self.retention.append_and_sweep(RewindEntry, after=epoch, reason=reason)
 
     def set_aside(self, epoch: Position, reason: str) -> None:
         """Set one damaged epoch aside; its stores stay."""
         self.directory.check_recorded(epoch, self.directory.log.check_held())
-        self.retention.append(RewindEntry, only=epoch, reason=reason)
+        self.retention.append_and_sweep(RewindEntry, only=epoch, reason=reason)
 
     def finish(self, epoch: Position) -> None:
         """Record that the job ended after `epoch`, exit group included; see `delete_on_success`."""
         self.directory.log.check_held()
-        self.retention.append(DoneEntry, epoch=epoch)
+        self.retention.append_and_sweep(DoneEntry, epoch=epoch)
         if self.delete_on_success:
-            self.retention.append(RetireEntry, epochs=self.directory.log.refresh().epochs)
+            self.retention.append_and_sweep(RetireEntry, epochs=self.directory.log.refresh().epochs)
             self.retention.sweep_histories()
 
     def prove_appending(self) -> None:
@@ -304,9 +327,9 @@ class DirectoryRun:
         """
         lock, encoding = self.held(), encoding or self.encoding()
         first, shared = min(group), _shared(encoding)
-        if self._group is not None:
-            self.abandon(self._group.order)
-        if self._has_failed:
+        if self._stay.group is not None:
+            self.abandon(self._stay.group.order)
+        if self._stay.has_failed:
             try:
                 self.retention.retire()  # the disk may be full
             except CheckpointError as error:
@@ -314,45 +337,41 @@ class DirectoryRun:
         # The disk needs room for the epochs that are kept and one group, even if deletion is slow.
         self.retention.sweeper.drain()
         with writing(self.directory, f"the save of epoch {first} could not be begun"):
-            attempt = self._claim(first)
-        histories = self._histories(encoding)
-        # A group that is larger than expected is cut, as a `begin` would give its epochs other names.
+            claim = self._claim(first)
+        if encoding.histories and not self._stay.placement.histories:
+            self._stay.placement.histories = self.make_histories(encoding.histories)
+        histories = self._stay.placement.histories
+        # A group that is larger than expected is cut: another claim would give its epochs other names.
         most = 1 + _MOST_STORES // (1 + len(lock.nodes))
         records: dict[Position, Record] = {}
         for at, described in list(group.items())[:most]:
-            if at <= attempt.upto:
+            if at <= claim.upto:
                 details = as_json({**described, **shared}, "details")
                 records[at] = Record(at, None, histories, details=details)
         stores = {}
         for at in records.keys() - self.retention.choose(list(records.values())):
-            stores[at] = {node: attempt.store_name(node, at) for node in lock.nodes}
+            stores[at] = {node: claim.store_name(node, at) for node in lock.nodes}
         directory = self.directory
         order = SaveOrder(
             directory.path,
             directory.files,
             lock.run,
-            attempt.number,
+            claim.number,
             records,
             dict(sorted(stores.items())),
         )
-        self._group = _Group(order, encoding, max(group))
+        self._stay.group = _Group(order, encoding, max(group))
         return order
 
-    def _claim(self, first: Position) -> Attempt:
-        """The attempt that may write a position; begins one unless the last one may."""
-        attempt = self.directory.log.check_held().attempt
-        if attempt is None or self._has_failed or not attempt.may_write(first):
-            # Slow workers may still write what was abandoned, under names of the attempt before. The
-            # new one has a label of its own, and what lies there is deleted once they are gone.
-            attempt = self.directory.log.begin(first, self._names)
-            self._has_failed = False
-        return attempt
-
-    def _histories(self, encoding: Encoding) -> str:
-        """The directory of the histories of this placement, which is made if it is new."""
-        if encoding.histories and not self._histories_label:
-            self._histories_label = self.make_histories(encoding.histories)
-        return self._histories_label
+    def _claim(self, first: Position) -> Claim:
+        """The claim by which a position may be written: the last one, or else a new one."""
+        claim = self.directory.log.check_held().claim
+        if claim is None or self._stay.has_failed or not claim.may_write(first):
+            # Slow workers may still write what was abandoned, under names of the claim before. The
+            # new one has a retry number of its own, and what lies there is deleted once they are gone.
+            claim = self.directory.log.claim(first, self._stay.names)
+            self._stay.has_failed = False
+        return claim
 
     def make_histories(self, blobs: Collection[str]) -> str:
         """Make a directory for histories of these blobs, and return its name."""
@@ -362,9 +381,9 @@ class DirectoryRun:
             present = directory.files.list_names(join_path(directory.path, HISTORIES))
             while f"{number}.{count}" in present:
                 count += 1
-            label = f"{number}.{count}"
-            make_groups(directory.files, directory.path, label, blobs)
-        return label
+            name = f"{number}.{count}"
+            make_groups(directory.files, directory.path, name, blobs)
+        return name
 
     def commit(self, order: SaveOrder, written: Written) -> Committed:
         """Record the longest prefix of an order that is whole; and retire others by policy.
@@ -376,51 +395,54 @@ class DirectoryRun:
         """
         with writing(self.directory, f"epoch {order.at} could not be recorded"):
             self.directory.log.check_held()
-            group = self._group
+            group = self._stay.group
             if group is None or group.order is not order:
                 raise CheckpointWriteError(
                     f"The save of epoch {order.at} in {self.directory.path} was abandoned. Begin "
                     f"it again."
                 )
-            recorded, problem = self._check_prefix(group, written)
-            if problem is not None and not recorded:
+            prefix, problem = self._check_prefix(group, written)
+            if problem is not None and not prefix:
                 raise problem
-            last = max(recorded)
+            last = max(prefix)
             self._look_for(order.stores[last])
             # Each entry has one say on what stores contain. What was passed over goes with what
             # comes after it, and counts only if that is recorded.
-            pairs: list[tuple[Contents, Record]] = []
-            contents: Contents = {}
-            for at in reversed(order.records):
+            records: list[Record] = []
+            passed_over: list[Record] = []
+            contents = next(iter(prefix.values())).contents
+            for at, record in order.records.items():
                 if at > last:
+                    break
+                if at not in prefix:
+                    passed_over.append(record)
                     continue
-                stores = None
-                if at in recorded:
-                    contents, stores = {}, {}
-                    for node, receipt in recorded[at].items():
-                        contents[node] = receipt.contents or NodeContents()
-                        seconds = round(receipt.seconds, 6)
-                        stores[node] = Store(receipt.store, receipt.sha256, receipt.nbytes, seconds)
-                pairs.append((contents, msgspec.structs.replace(order.records[at], stores=stores)))
-            for contents, part in groupby(reversed(pairs), itemgetter(0)):
-                self._append(group, [record for _, record in part], contents)
+                whole = prefix[at]
+                if whole.contents is not contents:
+                    self._append(group, records, contents)
+                    records, contents = [], whole.contents
+                stores = {}
+                for node, receipt in whole.receipts.items():
+                    seconds = round(receipt.seconds, 6)
+                    stores[node] = Store(receipt.store, receipt.sha256, receipt.nbytes, seconds)
+                records += [*passed_over, msgspec.structs.replace(record, stores=stores)]
+                passed_over = []
+            self._append(group, records, contents)
         if problem is not None:
             self.abandon(order)
-        self._group = None
-        return Committed(recorded, problem)
+        self._stay.group = None
+        return Committed({at: whole.receipts for at, whole in prefix.items()}, problem)
 
     def _check_prefix(
         self, group: _Group, written: Written
-    ) -> tuple[dict[Position, Receipts], Exception | None]:
-        """The receipts of what may be recorded, and what is wrong with the next position."""
+    ) -> tuple[dict[Position, _Whole], Exception | None]:
+        """What may be recorded, and what is wrong with the next position."""
         order = group.order
-        prefix: dict[Position, Receipts] = {}
-        contents: dict[str, NodeContents | None] = {}
+        prefix: dict[Position, _Whole] = {}
+        contents: Contents = {}
         answers = iter(written.receipts)
         for at, stores in order.stores.items():
             receipts = next(answers, {})
-            for node, receipt in receipts.items():
-                receipt.contents = contents[node] = receipt.contents or contents.get(node)
             try:
                 missing = [node for node in stores if node not in receipts]
                 if missing:
@@ -434,49 +456,59 @@ class DirectoryRun:
                 _check_parts(group.encoding, at, receipts, order.path)
             except (CheckpointWriteError, DefinitionError) as error:
                 return prefix, error
-            prefix[at] = receipts
+            changed: Contents = {}
+            for node, receipt in receipts.items():
+                if receipt.contents is not None:
+                    changed[node] = receipt.contents
+            if changed:
+                contents = {**contents, **changed}
+            prefix[at] = _Whole(receipts, contents)
         return prefix, None
 
     def _append(self, group: _Group, records: Sequence[Record], contents: Contents) -> None:
         """Record positions, of which the last has stores."""
-        state, last = self.directory.log.known(), records[-1].at
-        number = None
-        if self._contents is not None and self._contents[1] == contents:
-            number = self._contents[0]
-        else:
+        state, last, stay = self.directory.log.known(), records[-1].at, self._stay
+        number = stay.contents_number
+        news: Contents = {}
+        if number is None or contents != stay.contents:
+            number, news = None, contents
             where = f"Epoch {last} of {self.directory.path} is not recorded. It"
             for store in contents.values():
                 find_classes(chain(*store.classes.values()), where)
         for record in records:
-            record.contents = None if record.stores is None else number
+            if record.stores is not None:
+                record.contents = number
         # What comes next is as far away as the last two saves were, or of groups twice as far. A
-        # wrong guess costs a `begin`, or cuts a group; after a crash, the names are not used again.
+        # wrong guess costs a `claim`, or cuts a group; after a crash, the names are not used again.
         distance = max(1, last.epoch - (state.latest or last).epoch)
         if len(group.order.records) > 1 or group.wanted > last:
             distance = 2 * max(distance, group.wanted.epoch - last.epoch)
         expected = Position(last.epoch + distance)
-        is_claimed = state.attempt is not None and expected <= state.attempt.upto
-        entry = self.retention.append(
+        upto = None
+        if state.claim is None or expected > state.claim.upto:
+            upto = expected
+        entry = self.retention.append_and_sweep(
             CommitEntry,
-            begin=group.order.begin,
+            claim=group.order.claim,
             records=list(records),
             run_number=self.held().number,
-            contents=contents if number is None else {},
+            contents=news,
             retires=self.retention.choose([item for item in records if item.stores is not None]),
-            upto=None if is_claimed else expected,
+            upto=upto,
         )
         if number is None:
-            self._contents = (entry.number, contents)
+            stay.contents, stay.contents_number = contents, entry.number
 
     def abandon(self, order: SaveOrder) -> None:
         """Delete what an order has written and the log does not record; its names stay claimed."""
-        self._has_failed = True
-        if self._group is not None and self._group.order is order:
-            self._group = None
+        stay = self._stay
+        stay.has_failed = True
+        if stay.group is not None and stay.group.order is order:
+            stay.group = None
         names = [name for stores in order.stores.values() for name in stores.values()]
         # A slow worker may still write: the end of this run deletes them once more, and so does the
         # next run.
-        self._abandoned += names
+        stay.abandoned += names
         self._delete(names)
 
     def _delete(self, names: Sequence[str]) -> None:
@@ -499,7 +531,7 @@ class DirectoryRun:
         Once after each placement: a worker may read the client's directory, and write to another
         one that lies over it.
         """
-        if self._must_look:
+        if self._stay.placement.must_look:
             whole = self.directory.find_whole(stores.values())
             for node, store in stores.items():
                 if store not in whole:
@@ -508,7 +540,7 @@ class DirectoryRun:
                         f"worker of node {node!r} has written, but found nothing. Use a directory "
                         f"that the client and all workers share."
                     )
-            self._must_look = False
+            self._stay.placement.must_look = False
 
 
 def _shared(encoding: Encoding) -> dict[str, Any]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jobrunner.checkpoint.directory import Directory, EpochRecord
-from jobrunner.checkpoint.load_plan import with_contents
+from jobrunner.checkpoint.load_plan import blobs_of, with_contents
 from jobrunner.checkpoint.store import StoreDocument, StoreReader
 from jobrunner.errors import BlobNotFoundError, CheckpointError, DefinitionError
 from jobrunner.joined import CHUNK_BYTES, ValueType, cut, join_values, type_of_array
@@ -54,10 +54,6 @@ class EpochValue:
     reader: StoreReader
     type: ValueType
 
-    def read_document(self) -> StoreDocument:
-        """Read the document of its store."""
-        return self.reader.read_document()
-
 
 class EpochChunk:
     """Reads a blob of some nodes at some epochs; picklable, and needs nothing else of the job.
@@ -83,13 +79,11 @@ class EpochChunk:
 
     def read(self) -> Any:
         """Read and verify the values, and stack the epochs; of equal values, only one is read."""
-        documents = iter(self.read_documents())
         values: dict[str, Any] = {}
         joined = []
-        for row in self.rows:
+        for row, documents in zip(self.rows, self.read_documents(), strict=True):
             arrays = []
-            for part in row:
-                document = next(documents)
+            for part, document in zip(row, documents, strict=True):
                 digest = part.reader.digest(document, self.blob)
                 if digest not in values:
                     values[digest] = part.reader.load([self.blob], document=document)[self.blob]
@@ -97,10 +91,14 @@ class EpochChunk:
             joined.append(join_values(arrays, self.axis))
         return np.stack(joined)
 
-    def read_documents(self) -> list[StoreDocument]:
-        """Read the documents of all parts; raises CheckpointError if the values are not alike."""
+    def read_documents(self) -> list[list[StoreDocument]]:
+        """Read the documents of all parts, in the form of `rows`.
+
+        Raises CheckpointError if the values are not alike.
+        """
         parts = [part for row in self.rows for part in row]
-        documents = list(parts[0].reader.files.each(EpochValue.read_document, parts))
+        files = parts[0].reader.files
+        documents = list(files.each(lambda part: part.reader.read_document(), parts))
         by_problem: dict[str, list[PublicPosition]] = {}
         for part, document in zip(parts, documents, strict=True):
             actual = find_type(part.reader, document, self.blob)
@@ -115,7 +113,8 @@ class EpochChunk:
                 f"The values of the blob {self.blob!r} in {parts[0].reader.directory} have not all "
                 f"the same shape and dtype: {listed(problems)}. Leave these epochs or nodes out."
             )
-        return documents
+        width = len(self.rows[0])
+        return [documents[i : i + width] for i in range(0, len(documents), width)]
 
 
 class EpochAxis:
@@ -193,10 +192,15 @@ class EpochAxis:
 
     def array(self, blob: str, nodes: Collection[str] | None = None) -> Array:
         """See `MultiNodeCheckpointManager.array`."""
-        nodes = list(dict.fromkeys(self.nodes_of(blob) if nodes is None else nodes))
+        if nodes is None:
+            nodes = self.nodes_of(blob)
+        nodes = list(dict.fromkeys(nodes))
         if not nodes:
+            present = sorted(set(chain(*blobs_of(self.newest).values())))
             raise BlobNotFoundError(
-                f"No node has a blob {blob!r} at epoch {self.newest.at} of {self._directory.path}."
+                f"No node has a blob {blob!r} at epoch {self.newest.at} of {self._directory.path}. "
+                f"The blobs there are {listed(present)}. If earlier epochs have it, name these and "
+                f"its nodes: epochs=[...], nodes=[...]."
             )
         problem = self.missing(blob, nodes)
         if problem:
@@ -227,7 +231,9 @@ class EpochAxis:
                 row[node] = EpochValue(record.at.public, node, reader, types[node])  # type: ignore[arg-type]
             rows.append(row)
         array = _join_chunks(blob, rows, chunks, axis)
-        return array[:, 0] if axis is None and len(nodes) == 1 else array
+        if axis is None and len(nodes) == 1:
+            array = array[:, 0]
+        return array
 
     def _filled(self, blob: str, node: str) -> Array:
         """The values of a node, with NaN or NaT where epochs lack them."""
@@ -251,7 +257,7 @@ class EpochAxis:
         array: Array = dask.array.concatenate(pieces)
         return array
 
-    # --- labels
+    # --- as a Dataset
 
     def dataset(
         self, nodes: Collection[str] | None = None, blobs: Collection[str] | None = None
@@ -271,29 +277,22 @@ class EpochAxis:
             for blob in self._blobs_of(node):
                 if blobs is not None and blob not in blobs:
                     continue
-                problem = self.missing(blob, [node])
                 value_type, dims = self._describe(node, blob)
-                if value_type is None:
-                    kind = "no array or number"
-                    if self._is_history(node, blob):
-                        kind = f"a history: see history_of({blob!r})"
-                    problem = f"blob {blob!r} of node {node!r} is {kind}"
-                elif problem and self._can_be_filled(node, blob, value_type):
-                    problem = None
-                if problem and blobs is None:
-                    left_out.append(problem)
+                obstacle = self._find_obstacle(node, blob, value_type)
+                if obstacle and blobs is None:
+                    left_out.append(obstacle)
                 else:
                     by_node[node][blob] = (value_type, dims)
         for blob in blobs or ():
             if not any(blob in described for described in by_node.values()):
                 self.array(blob, nodes)  # raises
-        labels = self._label(xarray.Dataset(attrs={"left_out": left_out}))
+        epochs = self._add_epochs(xarray.Dataset(attrs={"left_out": left_out}))
         first = next(iter(by_node.values()), {})
         if all(described == first for described in by_node.values()):
-            return self._fill(labels, first, nodes)
-        tree = {"/": labels}
+            return self._add_blobs(epochs, first, nodes)
+        tree = {"/": epochs}
         for node in nodes:
-            tree[node] = self._fill(xarray.Dataset(), by_node[node], [node])
+            tree[node] = self._add_blobs(xarray.Dataset(), by_node[node], [node])
         return xarray.DataTree.from_dict(tree)
 
     def _blobs_of(self, node: str) -> list[str]:
@@ -304,6 +303,16 @@ class EpochAxis:
             if contents is not None:
                 blobs.update(dict.fromkeys(contents.blobs))
         return list(blobs)
+
+    def _find_obstacle(self, node: str, blob: str, value_type: ValueType | None) -> str | None:
+        """Why some epoch has no value of a blob, and gets none, in words; None if each has one."""
+        if self._is_history(node, blob):
+            return f"blob {blob!r} of node {node!r} is a history: see history_of({blob!r})"
+        if value_type is None:
+            return f"blob {blob!r} of node {node!r} is no array or number"
+        if self._can_be_filled(node, blob, value_type):
+            return None
+        return self.missing(blob, [node])
 
     def _can_be_filled(self, node: str, blob: str, value_type: ValueType) -> bool:
         """Whether there is a value for epochs that lack a blob."""
@@ -331,7 +340,7 @@ class EpochAxis:
                 dims.append(name if is_free else f"{blob}_{axis}")
         return value_type, dims
 
-    def _label(self, dataset: Dataset) -> Dataset:
+    def _add_epochs(self, dataset: Dataset) -> Dataset:
         """Add the epochs and their metrics."""
         from pandas import DataFrame  # xarray imports it, too
 
@@ -345,7 +354,9 @@ class EpochAxis:
             dataset[variable] = "epoch", metrics[name].to_numpy()
         return dataset
 
-    def _fill(self, dataset: Dataset, described: Mapping[str, Any], nodes: list[str]) -> Dataset:
+    def _add_blobs(
+        self, dataset: Dataset, described: Mapping[str, Any], nodes: list[str]
+    ) -> Dataset:
         """Add blobs; a metric of the same name is called ``metric_...`` then."""
         import dask.array  # slow to import
 
@@ -353,18 +364,26 @@ class EpochAxis:
         dataset = dataset.rename(both)
         for blob, (value_type, dims) in described.items():
             problem = self.missing(blob, nodes)
+            attributes = {}
+            if problem is not None:
+                attributes["missing"] = problem
             if problem is None or not self._can_be_filled(nodes[0], blob, value_type):
                 array = self.array(blob, nodes)
+            elif len(nodes) == 1:
+                array = self._filled(blob, nodes[0])
             else:
-                arrays = [self._filled(blob, node) for node in nodes]
-                array = arrays[0] if len(nodes) == 1 else dask.array.stack(arrays, 1)
-            is_by_node = array.ndim > 1 + len(dims)
-            # A variable that has the name of an axis would have to be its labels.
-            variable = f"blob_{blob}" if blob in (*_AXES, *dims) else blob
-            axes = ["epoch", "node", *dims] if is_by_node else ["epoch", *dims]
-            dataset[variable] = axes, array, {"missing": problem} if problem else {}
-            if is_by_node:
+                array = dask.array.stack([self._filled(blob, node) for node in nodes], 1)
+            axes = ["epoch", *dims]
+            if array.ndim > len(axes):
+                axes.insert(1, "node")
                 dataset = dataset.assign_coords(node=nodes)
+            variable = blob
+            if blob in (
+                *_AXES,
+                *dims,
+            ):  # a variable of such a name would have to be the axis' labels
+                variable = f"blob_{blob}"
+            dataset[variable] = axes, array, attributes
         return dataset
 
 
@@ -388,23 +407,25 @@ def _join_chunks(
 
     nbytes = {node: part.type.nbytes for node, part in rows[0].items()}
     is_small = max(nbytes.values()) < _SMALL_BYTES
+    epochs_at_once = 1
+    digests: list[dict[str, str]] = []  # of large values, by epoch and node
     if is_small:
         longest = max(sum(nbytes[node] for node in chunk) for chunk in chunks)
         epochs_at_once = max(1, CHUNK_BYTES // max(1, longest))
     else:
         chunks = [[node] for node in nbytes]
-        epochs_at_once = 1
-        parts = [list(row.values()) for row in rows]
-        documents = iter(EpochChunk(blob, parts, axis).read_documents())
+        digests = _read_digests(blob, rows, axis)
     columns = []
     for i in range(0, len(rows), epochs_at_once):
         pieces = []
         for nodes in chunks:
             cut_rows = [[row[node] for node in nodes] for row in rows[i : i + epochs_at_once]]
             chunk = EpochChunk(blob, cut_rows, axis)
+            # What a chunk contains names the task that reads it: a large value that several epochs
+            # have is one task then.
             content: list[Any] = [part.reader.identity for row in cut_rows for part in row]
             if not is_small:
-                content = [cut_rows[0][0].reader.digest(next(documents), blob)]
+                content = [digests[i][nodes[0]]]
             name = f"{blob}-{tokenize(content, axis)}"
             read = delayed(EpochChunk.read)(chunk, dask_key_name=name)
             dtype = cut_rows[0][0].type.dtype
@@ -412,3 +433,17 @@ def _join_chunks(
         columns.append(dask.array.concatenate(pieces, 1 if axis is None else axis + 1))
     array: Array = dask.array.concatenate(columns)
     return array
+
+
+def _read_digests(
+    blob: str, rows: Sequence[Mapping[str, EpochValue]], axis: int | None
+) -> list[dict[str, str]]:
+    """The digests of values, by epoch and node; raises CheckpointError if these are not alike."""
+    parts = [list(row.values()) for row in rows]
+    digests = []
+    for row, documents in zip(rows, EpochChunk(blob, parts, axis).read_documents(), strict=True):
+        of_epoch = {}
+        for (node, part), document in zip(row.items(), documents, strict=True):
+            of_epoch[node] = part.reader.digest(document, blob)
+        digests.append(of_epoch)
+    return digests

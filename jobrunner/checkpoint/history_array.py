@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -62,19 +63,26 @@ def _find_readers(
 ) -> dict[str, HistoryReader]:
     """The readers of a blob's history, by node."""
     stores = store_readers(directory, record)
+    unknown = [node for node in nodes or () if node not in stores]
+    if unknown:
+        raise BlobNotFoundError(
+            f"There is no node {listed(map(repr, unknown))} at {record.name} of {directory.path}. "
+            f"Its nodes are {listed(stores)}. Choose among these."
+        )
     wanted = [node for node in stores if nodes is None or node in nodes]
     documents = directory.files.each(lambda node: stores[node].read_document(), wanted)
     readers = {}
-    present: set[str] = set()
+    missing: dict[str, Collection[str]] = {}  # nodes without this history -> those that they have
     for node, document in zip(wanted, documents, strict=True):
-        present.update(document.entry.histories)
         if blob in document.entry.histories:
             readers[node] = stores[node].history(document, blob)
-    missing = [node for node in nodes or () if node not in readers]
-    if missing or not readers:
-        where = f" on {listed(map(repr, missing))}" if missing else ""
+        else:
+            missing[node] = document.entry.histories
+    if not readers or (nodes is not None and missing):
+        present = sorted(set(chain(*missing.values())))
         raise BlobNotFoundError(
-            f"{record.name} of {directory.path} has no history of blob {blob!r}{where}. It has "
-            f"{listed(sorted(present)) or 'none'} there, and the nodes {listed(stores)}."
+            f"There is no history of blob {blob!r} on {listed(map(repr, missing), 8)} at "
+            f"{record.name} of {directory.path}. Histories there: {listed(present)}. Choose one of "
+            f"these, or a later epoch: a history exists from its first value on."
         )
     return readers

@@ -164,8 +164,9 @@ class HistoryWriter:
         if self._durable is None:
             self._make_directory()
             origin: Origin | None = self._rows.origin
-            for number in range(0 if origin is None else len(origin.digests)):
-                yield partial(self._take_over, number)
+            if origin is not None:
+                for number in range(len(origin.digests)):
+                    yield partial(self._take_over, number)
         written: dict[int, tuple[int, list[memoryview]]] = {}
         for chunk, start, part in self._unwritten:
             written.setdefault(chunk, (start, []))[1].append(part)
@@ -260,7 +261,7 @@ class HistoryWriters:
         self,
         files: Files,
         path: str,
-        label: str,
+        histories: str,
         workspace: Workspace,
         counts: Mapping[str, RowCount],
     ) -> dict[str, HistoryMark]:
@@ -269,7 +270,7 @@ class HistoryWriters:
         for name, at in counts.items():
             key = workspace.node, name
             if key not in self._writers:
-                root = history_root(path, label, name, workspace.node)
+                root = history_root(path, histories, name, workspace.node)
                 rows = workspace.histories[name]
                 self._writers[key] = HistoryWriter(
                     files, path, root, workspace.node, rows, self._puts
@@ -322,10 +323,10 @@ class HistoryWriters:
         self.publish()
 
 
-def make_groups(files: Files, directory: str, label: str, blobs: Iterable[str]) -> None:
+def make_groups(files: Files, directory: str, histories: str, blobs: Iterable[str]) -> None:
     """Make the groups in which workers create the arrays of a binding, one for each blob."""
     for blob in blobs:
-        root = join_path(directory, f"{HISTORIES}/{label}/{escape(blob)}")
+        root = join_path(directory, f"{HISTORIES}/{histories}/{escape(blob)}")
         files.make_directories(root)
         files.put(join_path(root, ROOT_DOCUMENT), GROUP, durable=True)
 

@@ -82,6 +82,12 @@ class _JoinsRetention:
             return NotImplemented
         return KeepAny((self, other))  # type: ignore[arg-type]  # every subclass has `retires`
 
+    def __ror__(self, other: RetentionPolicy) -> KeepAny:
+        """For a user's policy on the left, which may have no ``|`` of its own."""
+        if not isinstance(other, RetentionPolicy):
+            return NotImplemented
+        return KeepAny((other, self))  # type: ignore[arg-type]
+
 
 @dataclass(frozen=True, slots=True)
 class KeepAny(_JoinsRetention):

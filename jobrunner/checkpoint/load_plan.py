@@ -175,8 +175,11 @@ class _LoadPlan:
             return
         _, old_name = next(iter(wanted.values()))
         partition = self._record.details.partitions.get(old_name)
-        homes = [wanted[node][0] if node in wanted else node for node in nodes]
-        if partition is None or homes == partition.nodes:
+        savers = []  # the nodes that saved what each of these loads
+        for node in nodes:
+            saver, _ = wanted.get(node, (node, name))
+            savers.append(saver)
+        if partition is None or savers == partition.nodes:
             return
         owners = [self.locate(node, old_name) for node in partition.nodes]
         stores = [self.readers[owner] for owner in owners]

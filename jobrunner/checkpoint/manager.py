@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from jobrunner.checkpoint.directory import Directory, EpochRecord
 from jobrunner.checkpoint.directory_run import DirectoryRun
 from jobrunner.checkpoint.epoch_axis import EpochAxis
-from jobrunner.checkpoint.history import check_metadata, frame_of, read_history
 from jobrunner.checkpoint.history_array import open_history
 from jobrunner.checkpoint.keep_policies import RetentionPolicy
 from jobrunner.checkpoint.load_plan import (
@@ -19,6 +18,7 @@ from jobrunner.checkpoint.load_plan import (
 )
 from jobrunner.checkpoint.log import MetadataHandler
 from jobrunner.checkpoint.opened import Checkpoint, open_pinned, open_record, verify_record
+from jobrunner.checkpoint.past_epochs import check_metadata, frame_of, read_past_epochs
 from jobrunner.checkpoint.retention import Retention
 from jobrunner.checkpoint.save_policies import SaveEvery, SavePolicy
 from jobrunner.checkpoint.storage import FILES, Files, absolute_path, files_beside
@@ -83,7 +83,7 @@ class MultiNodeCheckpointManager:
         Take the directory even from a run that is alive; it ends with `CommitConflictError`.
     metadata : dict, optional
         What to add to the record of each epoch: JSON values by name, at most 64 KiB. `record`,
-        `history` and ``jobrunner info`` show it.
+        `past_epochs` and ``jobrunner info`` show it.
     files : Files, optional
         How to access the file system; for tests.
 
@@ -211,7 +211,7 @@ class MultiNodeCheckpointManager:
         snapshot = self.directory.snapshot()
         return self.directory.record(self.directory.resolve(epoch, snapshot), snapshot)
 
-    def history(self) -> list[dict[str, Any]]:
+    def past_epochs(self) -> list[dict[str, Any]]:
         """What all runs have recorded of the epochs that led to the newest one, in their order.
 
         Returns
@@ -226,11 +226,11 @@ class MultiNodeCheckpointManager:
         CheckpointError
             The log cannot be read. Damaged entries are left out.
         """
-        return read_history(self.directory.log.read_entries())
+        return read_past_epochs(self.directory.log.read_entries())
 
     def metrics(self) -> DataFrame:
-        """The metrics of `history`'s whole epochs; needs pandas."""
-        return frame_of(self.history())
+        """The metrics of all whole `past_epochs`; needs pandas."""
+        return frame_of(self.past_epochs())
 
     @checked
     def history_of(
@@ -266,7 +266,7 @@ class MultiNodeCheckpointManager:
     def get_ckpt_db_name(self, node: str, epoch: EpochLike) -> str:
         """The absolute path of the store of `node` at `epoch`: the recorded one, or else the next.
 
-        That is ``path/node.epoch``, with ``.r1``, ``.r2``, ... if earlier attempts to save the
+        That is ``path/node.epoch``, with ``.r1``, ``.r2``, ... if earlier saves of the
         epoch have claimed that name.
         """
         return self.directory.next_store(node, self.directory.resolve(epoch))
@@ -288,10 +288,8 @@ class MultiNodeCheckpointManager:
 
         Raises
         ------
-        CheckpointNotFoundError
-            The epoch is not recorded.
-        CheckpointWriteError
-            The log could not be written.
+        CheckpointError
+            The epoch is not recorded, or the log could not be written.
 
         Notes
         -----
@@ -316,12 +314,10 @@ class MultiNodeCheckpointManager:
         ------
         CheckpointNotFoundError
             The epoch is not recorded.
-        CheckpointWriteError
-            The log could not be written.
 
         Notes
         -----
-        Runs on the client, also while a run holds the directory. *Safe to retry*: yes.
+        Appends to the log, as `pin` does: *safe to retry*.
         """
         return self.directory.unpin(self.directory.resolve(epoch), label)
 

@@ -94,6 +94,14 @@ class NodeCheckpoint(Mapping[str, Any]):
         reader, document = self._find(blob)
         return reader.digest(document, blob)
 
+    def nbytes(self, blob: str) -> int:
+        """How many bytes the arrays of a blob have on disk, or all rows of a history.
+
+        What is no array, such as a short text, counts nothing.
+        """
+        _, document = self._find(blob)
+        return document.nbytes_of(blob)
+
     def _find(self, blob: str) -> tuple[StoreReader, StoreDocument]:
         """The store that has the blob: that of the node which saved it."""
         owner = self._nodes[self._owners[blob]] if blob in self._owners else self
@@ -271,14 +279,16 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
         from dask.delayed import delayed  # slow to import, and seldom needed
 
         owners = self._find_nodes(blob, nodes)
-        first, *_ = [node for node, _, _ in owners] or [""]
-        kind = type_of_frame(self[first].load(blob)) if owners else None
-        # What the documents say of sizes is enough to make chunks.
-        types = {
-            node: None if kind is None else kind._replace(nbytes=document.nbytes_of(blob))
-            for node, _, document in owners
-        }
-        readers = {node: reader for node, reader, _ in owners}
+        readers: dict[str, StoreReader] = {}
+        types: dict[str, FrameType | None] = {}
+        first, kind = "", None
+        for node, reader, document in owners:
+            if not first:
+                first, kind = node, type_of_frame(self[node].load(blob))
+            readers[node], types[node] = reader, kind
+            if kind is not None:
+                # What the documents say of sizes is enough to make chunks.
+                types[node] = kind._replace(nbytes=document.nbytes_of(blob))
         frames = []
         for chunk in cut(blob, types, None, self._place):
             read = FrameChunk(blob, {node: readers[node] for node in chunk}, first, types[first])

@@ -1,4 +1,4 @@
-"""Retires epochs by policy, and deletes their stores and what attempts have left.
+"""Retires epochs by policy, and deletes their stores and what failed saves have left.
 
 First an entry of the log gives an epoch up. Then the `Sweeper` deletes its stores: root documents
 first, durably, so that no store opens with chunks missing. A crash in between leaves stores that
@@ -31,7 +31,7 @@ from jobrunner.checkpoint.log import (
     Record,
     RetireEntry,
     State,
-    is_history_label,
+    is_histories_name,
     read_details,
 )
 from jobrunner.checkpoint.storage import REMOVALS, Files, join_path, run_all
@@ -73,7 +73,7 @@ class Retention:
             return  # a lost entry may have had them, or stores that are not ours
         used = set(state.histories.values())
         for name in directory.files.list_directories(join_path(directory.path, HISTORIES)):
-            if is_history_label(name) and name not in used:
+            if is_histories_name(name) and name not in used:
                 # First the documents of arrays: no reader sees one whose chunks are missing.
                 root = join_path(HISTORIES, name)
                 documents = directory.files.walk(join_path(directory.path, root))
@@ -94,12 +94,12 @@ class Retention:
         if stores:
             self.sweeper.add(stores)
 
-    def append(self, kind: type[HolderEntry], **fields: Any) -> LogEntry:
+    def append_and_sweep(self, kind: type[HolderEntry], **fields: Any) -> LogEntry:
         """Append an entry of the run; then delete, in the background, what it has retired."""
         log = self._directory.log
         state = log.known()
         epochs = fields.get("retires", fields.get("epochs", ()))
-        retired = [(at, state.labels.get(at, 0)) for at in epochs if at in state.recorded]
+        retired = [(at, state.retries.get(at, 0)) for at in epochs if at in state.recorded]
         entry = log.append(kind, **fields)
         # It may have been pinned since the policy chose it: then it is recorded, and stays.
         nodes = log.known().nodes
@@ -115,7 +115,8 @@ class Retention:
         users' code does must not keep them from being recorded.
         """
         state = self._directory.log.known()
-        has_steps = any(at.step for at in (*state.recorded, *(record.at for record in records)))
+        positions = [*state.recorded, *(record.at for record in records)]
+        has_steps = any(at.step for at in positions)
         if type(self.policy) is KeepAll and not has_steps:
             return []  # without a row for each of very many epochs
         try:
@@ -147,7 +148,7 @@ class Retention:
         self._directory.log.check_held()
         retired = self.retirable()
         if retired:
-            self.append(RetireEntry, epochs=retired)
+            self.append_and_sweep(RetireEntry, epochs=retired)
         return retired
 
     def _choose(self, saved: Sequence[SavedEpoch]) -> list[Position]:
@@ -173,7 +174,9 @@ class Retention:
         saved = []
         for at, number in recorded.items():
             row = self._rows.get((at, number), SavedEpoch(at))
-            saved.append(replace(row, is_pinned=True) if at in state.pins else row)
+            if at in state.pins:
+                row = replace(row, is_pinned=True)
+            saved.append(row)
         return saved
 
     def _warn_of_unreported(self, saved: Sequence[SavedEpoch]) -> None:
@@ -265,7 +268,7 @@ class Sweeper:
             except OSError as error:
                 failures[store] = error
 
-        with self._files.durable(self._path, (), changed):
+        with self._files.making_durable(self._path, (), changed):
             list(self._files.each(delete_document, stores))
         removals = [partial(delete_rest, store) for store in stores if store not in failures]
         run_all(removals, max(REMOVALS, self._files.lookups), 0)

@@ -145,6 +145,12 @@ class _JoinsSaves:
             return NotImplemented
         return AnyOf((self, other))  # type: ignore[arg-type]  # every subclass has `is_due`
 
+    def __ror__(self, other: SavePolicy) -> AnyOf:
+        """For a user's policy on the left, which may have no ``|`` of its own."""
+        if not isinstance(other, SavePolicy):
+            return NotImplemented
+        return AnyOf((other, self))  # type: ignore[arg-type]
+
 
 @dataclass(frozen=True, slots=True)
 class AnyOf(_JoinsSaves):
@@ -205,8 +211,9 @@ class SaveEvery(_JoinsSaves):
         if self.epochs is not None and moment.is_boundary and moment.epoch % self.epochs == 0:
             return True
         total = moment.total_steps
-        # At the end of an epoch: whether a multiple of `steps` lies within it.
-        before = total - (moment.step if moment.is_boundary else 1)
+        before = total - 1
+        if moment.is_boundary:  # whether a multiple of `steps` lies within the epoch
+            before = total - moment.step
         if self.steps is not None and total // self.steps > before // self.steps:
             return True
         return self.seconds is not None and moment.seconds_since_save >= self.seconds

@@ -20,7 +20,7 @@ from jobrunner.checkpoint import (
     digest_blob,
     encode_blobs,
     open_record,
-    read_history,
+    read_past_epochs,
     show_outline,
     whole_tree,
 )
@@ -300,5 +300,5 @@ def _last_plan(directory: Directory, snapshot: State) -> Mapping[str, Any]:
 
 
 def _metrics_of(directory: Directory) -> dict[int, Mapping[str, Any]]:
-    history = read_history(directory.log.read_entries())
-    return {row["epoch"]: row["metrics"] for row in history if not row["step"]}
+    rows = read_past_epochs(directory.log.read_entries())
+    return {row["epoch"]: row["metrics"] for row in rows if not row["step"]}

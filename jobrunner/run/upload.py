@@ -124,7 +124,9 @@ def _copy_store(source: StoreReader, target: StoreReader) -> None:
             _remove(files, root)
         files.make_directories(directory)
         make_groups(files, directory, target.histories, blobs)
-        with files.durable(directory, [root.removeprefix(f"{directory}/") for root in roots]):
+        with files.making_durable(
+            directory, [root.removeprefix(f"{directory}/") for root in roots]
+        ):
             copy_files([(source, target)])
         copy_root(source, target, durable=True)
     except OSError as error:

@@ -22,7 +22,7 @@ from jobrunner.checkpoint import (
     may_live,
     rank,
     read_beat,
-    read_history,
+    read_past_epochs,
 )
 from jobrunner.errors import CheckpointError
 from jobrunner.names import LOG_DIRECTORY, MAX_NAME_LENGTH, described_nodes
@@ -253,7 +253,7 @@ def best_of(directory: Directory, best: KeepBest) -> tuple[float, PublicPosition
     such value.
     """
     values: dict[Position, float] = {}
-    for row in read_history(directory.log.read_entries()):
+    for row in read_past_epochs(directory.log.read_entries()):
         value = row["metrics"].get(best.metric)
         if isinstance(value, int | float) and abs(value) <= _LARGEST:
             values[Position.of(row["epoch"])] = float(value)

@@ -13,30 +13,38 @@ import pytest
 
 from jobrunner import CheckpointWriteError, KeepLast, MultiNodeCheckpointManager, Position
 from jobrunner.checkpoint import CommitEntry, SaveQueue, Written
-from jobrunner.checkpoint.log import BeginEntry
-from jobrunner.testing import FaultyFiles
+from jobrunner.checkpoint.log import ClaimEntry
+from jobrunner.testing import FaultyFiles, FaultyObjects
 from jobrunner.workspace.values import settle
 from jobrunner.workspace.workspace import Workspace
 
 SAME = np.zeros(100_000)
 
 
-class FullFrom(FaultyFiles):
+class Full:
     """Has no room for stores whose names begin so."""
 
     stores = "none"
 
     def before(self, operation: str, path: str) -> None:
-        super().before(operation, path)
-        if operation == "create" and f"/{self.stores}" in path:
+        super().before(operation, path)  # type: ignore[misc]
+        if operation in ("create", "put") and f"/{self.stores}" in path:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+
+class FullFiles(Full, FaultyFiles):
+    """A file system."""
+
+
+class FullObjects(Full, FaultyObjects):
+    """An object store, where the stores of a group are written at the same time."""
 
 
 class Rig:
     """A run of two nodes that captures epochs and saves them in groups."""
 
-    def __init__(self, path: Path, **options: Any) -> None:
-        self.files = FullFrom(sync=False)
+    def __init__(self, path: Any, files: Any = None, **options: Any) -> None:
+        self.files = files or FullFiles(sync=False)
         self.manager = MultiNodeCheckpointManager(path, files=self.files, **options)
         self.manager.run.start(["a", "b"], {})
         self.encoding = self.manager.run.encoding()
@@ -92,7 +100,7 @@ def test_a_group_costs_one_flush_and_one_entry(rig: Rig) -> None:
     flushed = [path for what, path in rig.files.trace if what in ("syncfs", "fsync")]
     assert flushed.count(rig.manager.path) == 1
     assert [record.at.epoch for record in rig.entries()[-1].records] == [2, 3, 4, 5]
-    assert len(rig.entries(BeginEntry)) == 1
+    assert len(rig.entries(ClaimEntry)) == 1
     assert {name for name in os.listdir(rig.manager.path) if ".r" in name} == set()
     rig.check()
 
@@ -121,6 +129,18 @@ def test_what_precedes_a_position_that_fails_is_recorded_and_the_rest_is_not(rig
     rig.check()
 
 
+def test_in_an_object_store_the_epoch_that_failed_is_named_not_the_first_of_its_group(
+    tmp_path: Path,
+) -> None:
+    rig = Rig("s3://bucket/k", FullObjects("s3://bucket/k", tmp_path))
+    rig.claim()
+    rig.files.stores = "b.4"
+    with pytest.raises(CheckpointWriteError, match=r"^Epoch 4 of b could not be written: s3://"):
+        rig.save(2, 3, 4, 5)
+    rig.manager.run.end()
+    assert rig.manager.epochs() == [0, 1]
+
+
 def test_an_epoch_without_all_receipts_and_all_that_follow_are_not_recorded(rig: Rig) -> None:
     run = rig.manager.run
     order = run.order(rig.capture(2, 3, 4), rig.encoding)
@@ -142,7 +162,7 @@ def test_what_the_policy_would_retire_at_once_is_not_written_but_its_metrics_are
     rig.manager.retention.sweeper.drain()
     assert rig.manager.epochs() == [4, 5]
     assert not [path for _, path in rig.files.trace if "/a.2" in path or "/a.3" in path]
-    rows = rig.manager.history()
+    rows = rig.manager.past_epochs()
     assert [(row["epoch"], row["metrics"]["loss"]) for row in rows] == [(n, n) for n in range(6)]
     assert [record.stores is None for record in rig.entries()[-1].records] == [
         True,

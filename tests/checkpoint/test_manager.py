@@ -7,7 +7,12 @@ import math
 import os
 import pickle
 import threading
+<<<<<<< HEAD
 from collections.abc import Iterator, Mapping
+=======
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+>>>>>>> 6f9ead22 (Split what is captured of a node from its receipt; call a claim a claim)
 from pathlib import Path
 from typing import Any
 
@@ -198,7 +203,7 @@ def test_store_names_are_used_once(rig: Rig) -> None:
     Save(manager, Position(0)).abandon()
     rig.save(0)
     assert manager.get_ckpt_db_name("server", 0) == str(root / "server.0.r2")
-    # The label counts the attempts.
+    # The number counts the claims.
     assert manager.record(0).stores["server"].name == "server.0.r2"
     rig.save(0)
     assert manager.get_ckpt_db_name("server", 0) == str(root / "server.0.r3")
@@ -449,12 +454,12 @@ def test_an_epoch_retired_while_it_is_read_is_not_called_damaged(tmp_path: Path)
 
 def test_a_worker_that_sees_another_directory_is_named(rig: Rig, tmp_path: Path) -> None:
     probe: Any = pickle.loads(pickle.dumps(rig.manager.run.probe()))
-    elsewhere = type(probe)(probe.files, str(tmp_path / "elsewhere"), probe.token)
-    other = type(probe)(probe.files, probe.path, b"of another run")
+    elsewhere = replace(probe, path=str(tmp_path / "elsewhere"))
+    other = replace(probe, token=b"of another run")
     for answer in (elsewhere({}), other({})):
         with pytest.raises(CheckpointError, match=r"Worker tcp://b .*not shared"):
             rig.manager.run.check_probe({"tcp://a": probe({}), "tcp://b": answer})
-    unreadable = type(probe)(probe.files, str(tmp_path), probe.token)
+    unreadable = replace(probe, path=str(tmp_path))
     with pytest.raises(CheckpointWriteError, match=r"tcp://b cannot use .*IsADirectoryError"):
         rig.manager.run.check_probe({"tcp://b": unreadable({})})
 

@@ -130,6 +130,12 @@ def test_joined_policies_keep_what_either_keeps() -> None:
     with pytest.raises(TypeError):
         KeepLast(1) | SaveEvery(epochs=1)
 
+    class Mine:  # without a `|` of its own
+        def retires(self, saved: Any) -> list[int]:
+            return [0, 1, 2, 3]
+
+    assert kept(Mine() | KeepEvery(3)) == kept(KeepEvery(3) | Mine()) == [0, 3, 4]
+
 
 @pytest.mark.parametrize("steps_per_epoch", [1, 3, 4])
 @pytest.mark.parametrize(
@@ -161,3 +167,5 @@ def test_epochs_until_is_none_for_policies_by_time_and_1_if_undefined() -> None:
     assert epochs_until(SaveEvery(seconds=5) | SaveBefore(1e9), 3, 1) is None
     assert epochs_until(Mine(), 3, 1) == 1
     assert epochs_until(SaveEvery(seconds=5) | Mine(), 3, 1) == 1
+    mine = Mine()
+    assert (mine | SaveEvery(epochs=2)).policies == (mine, SaveEvery(epochs=2))

@@ -110,7 +110,7 @@ def test_a_leftover_that_cannot_be_deleted_hinders_no_other(
 
     dead = MultiNodeCheckpointManager(tmp_path)
     dead.run.start(["a"], {})
-    dead.directory.log.begin(Position(3), [])
+    dead.directory.log.claim(Position(3), [])
     for name in ("a.1", "a.2", "a.3", "b.2"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "zarr.json").touch()

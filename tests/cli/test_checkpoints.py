@@ -61,7 +61,7 @@ def test_restore_records_an_epoch_again_that_a_rewind_set_aside(runs: Path) -> N
     assert invoke("restore", runs, 7).exit_code == 6
     assert invoke("restore", runs, 0).exit_code == 2
     ask("restore", runs, 2)
-    assert [row["epoch"] for row in manager.history()] == [0, 2, 3]
+    assert [row["epoch"] for row in manager.past_epochs()] == [0, 2, 3]
 
 
 def test_damage_is_found_before_anything_is_restored_or_copied(runs: Path, tmp_path: Path) -> None:

@@ -328,7 +328,7 @@ def test_a_function_of_the_jobs_file_makes_the_manager(
     assert result.exit_code == 0, result.output
     manager = MultiNodeCheckpointManager(tmp_path / "runs")
     assert manager.epochs() == [0, 4, 8]
-    assert manager.history()[-1]["metadata"] == {"data": "digits"}
+    assert manager.past_epochs()[-1]["metadata"] == {"data": "digits"}
 
 
 def test_saves_that_failed_set_the_exit_code(run: Run, made: Path) -> None:

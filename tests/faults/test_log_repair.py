@@ -141,10 +141,10 @@ def kinds_of(path: Path) -> list[str]:
     return [entry_in(file)["kind"] for file in log_of(path)]
 
 
-def last_begin(path: Path) -> int:
+def last_claim(path: Path) -> int:
     """The number of the newest ``begin``."""
     kinds = kinds_of(path)
-    return len(kinds) - 1 - kinds[::-1].index("begin")
+    return len(kinds) - 1 - kinds[::-1].index("claim")
 
 
 def check_that_a_run_goes_on(path: Path, epochs: tuple[int, ...]) -> None:
@@ -229,9 +229,9 @@ def test_a_log_that_is_gone_is_made_again_from_the_stores(copies: Iterator[Path]
 def test_newest_entries_that_are_gone_are_made_again_from_the_stores(
     left: int, copies: Iterator[Path]
 ) -> None:
-    """Those of an attempt, with its ``begin`` or without."""
+    """Those of a save, with its ``claim`` or without."""
     path = next(copies)
-    for file in log_of(path)[last_begin(path) + left :]:
+    for file in log_of(path)[last_claim(path) + left :]:
         file.unlink()
     found = repair(path)
     assert list(found.rebuilt) == at(2, 3)
@@ -272,7 +272,7 @@ def test_what_was_set_aside_and_its_labels_stay_so_if_the_whole_log_is_gone(
     check_epochs(manager_of(path))
 
 
-@pytest.mark.parametrize("more", [(), ("commit",), ("begin", "commit")])
+@pytest.mark.parametrize("more", [(), ("commit",), ("claim", "commit")])
 def test_what_was_set_aside_stays_so_if_the_rewind_is_lost(
     more: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -280,8 +280,8 @@ def test_what_was_set_aside_stays_so_if_the_rewind_is_lost(
     path = tmp_path / "k"
     kinds = go_back(path)
     rewind = kinds.index("rewind")
-    assert kinds[rewind : rewind + 3] == ["rewind", "begin", "commit"]
-    for number in (rewind, *(rewind + ("begin", "commit").index(kind) + 1 for kind in more)):
+    assert kinds[rewind : rewind + 3] == ["rewind", "claim", "commit"]
+    for number in (rewind, *(rewind + ("claim", "commit").index(kind) + 1 for kind in more)):
         cut(log_of(path)[number])
     found = repair(path)
     assert list(found.given_up) == at(3)
@@ -301,7 +301,7 @@ def test_an_abandoned_save_is_not_recorded_though_its_stores_are_whole(tmp_path:
     manager.run.leave()  # as if it was killed
     cut(log_of(path)[0])
     found = repair(path)
-    assert not found.rebuilt  # no entry after its `begin` is lost
+    assert not found.rebuilt  # no entry after its `claim` is lost
     assert recorded(path) == (1,)
     check_that_a_run_goes_on(path, (1,))
 
@@ -374,14 +374,14 @@ def test_a_log_is_repaired_beneath_no_run_that_is_alive_and_one_that_was_silent_
         with pytest.raises(CommitConflictError, match="taken"):
             save(run, 1)
     run.run.end()
-    left = ["begin", "commit", "commit", "end"] if is_alive else ["begin", "commit"]
+    left = ["claim", "commit", "commit", "end"] if is_alive else ["claim", "commit"]
     assert [entry_in(file)["kind"] for file in log_of(path)[1 : 1 + len(left)]] == left
 
 
-def remove_last_attempt(file: Path) -> None:
-    """Remove the newest entries from the ``begin`` of an attempt on: nothing tells that they were."""
+def remove_last_claim(file: Path) -> None:
+    """Remove the newest entries from the last ``claim`` on: nothing tells that they were."""
     path = file.parent.parent
-    for gone in log_of(path)[last_begin(path) :]:
+    for gone in log_of(path)[last_claim(path) :]:
         gone.unlink()
 
 
@@ -410,7 +410,7 @@ def test_a_repair_whose_start_fails_does_not_end(
 
 @sampled("every_kth", sample=31, nightly=1)
 @pytest.mark.parametrize("how", ["fail", "die"])
-@pytest.mark.parametrize("damage", [cut, remove, remove_last_attempt])
+@pytest.mark.parametrize("damage", [cut, remove, remove_last_claim])
 def test_a_repair_can_fail_at_any_operation_and_be_repeated(
     how: str, damage: Damage, every_kth: int, copies: Iterator[Path]
 ) -> None:

@@ -121,7 +121,7 @@ function compare(one, other) {
   return a[0] - b[0] || a[1] - b[1];
 }
 
-const OTHER_ENTRIES = ["run", "begin", "done", "end", "lost"];
+const OTHER_ENTRIES = ["run", "claim", "done", "end", "lost"];
 
 // Returns epoch -> {stores, pins}.
 function replay(entries) {

@@ -114,22 +114,25 @@ def expect_rows(
         assert np.array_equal(last[node].load("state"), state[i])
 
 
-def labels(manager: MultiNodeCheckpointManager) -> list[str]:
+def names_of_histories(manager: MultiNodeCheckpointManager) -> list[str]:
     return sorted(path.name for path in Path(manager.path, "_histories").iterdir())
 
 
 def test_each_epoch_adds_rows_to_one_array(session: Session, tmp_path: Path) -> None:
     manager = run(session, tmp_path / "k", 5)
     expect_rows(manager, 5)
-    assert len(labels(manager)) == 1
+    assert len(names_of_histories(manager)) == 1
     assert manager.history_of("draws", epoch=2).shape == (2, 6, 2)
     assert manager.history_of("energy", nodes=["chain:1"]).shape == (1, 5)
+    assert manager.open(5)["chain:0"].nbytes("draws") == 15 * 2 * 8
     with pytest.raises(BlobNotFoundError, match="no history of blob 'state'.*draws, energy"):
         manager.history_of("state")
-    with pytest.raises(BlobNotFoundError, match="on 'chain:2'.* the nodes chain:0, chain:1"):
+    with pytest.raises(
+        BlobNotFoundError, match="no node 'chain:2'.* Its nodes are chain:0, chain:1"
+    ):
         manager.history_of("draws", nodes=["chain:2"])
     # At epoch 0 there are no rows, and no blob.
-    with pytest.raises(BlobNotFoundError, match="It has none there"):
+    with pytest.raises(BlobNotFoundError, match="Histories there: none"):
         manager.history_of("draws", epoch=0)
 
 
@@ -161,7 +164,7 @@ def test_a_resume_goes_on_with_the_rows_of_the_recorded_epoch(
     expect_rows(manager, at)
     manager = run(session, tmp_path / "k", 8, save=save)
     expect_rows(manager, 8)
-    assert len(labels(manager)) == 2
+    assert len(names_of_histories(manager)) == 2
     whole = run(session, tmp_path / "whole", 8)
     for blob in ("draws", "energy"):
         rows = manager.history_of(blob).compute()
@@ -189,7 +192,7 @@ def test_what_no_epoch_needs_is_deleted_by_a_later_run(session: Session, tmp_pat
         expect_rows(manager, epochs)
     # The epoch that was loaded stays until the next one is recorded, and one run longer its rows.
     findings = {item.path: item.status for item in inspect_directory(manager.directory)}
-    statuses = [findings[f"_histories/{label}"] for label in labels(manager)]
+    statuses = [findings[f"_histories/{name}"] for name in names_of_histories(manager)]
     assert sorted(statuses) == ["live", "live", "pending"]
 
 
@@ -201,7 +204,7 @@ def test_what_a_lost_log_recorded_stays(session: Session, tmp_path: Path) -> Non
         resume = None if epochs == 2 else "latest"
         manager = run(session, path, epochs, resume_from_epoch=resume)
         expect_rows(manager, epochs)
-    assert manager.record(4).histories not in labels(manager)[:1]
+    assert manager.record(4).histories not in names_of_histories(manager)[:1]
     shutil.rmtree(path / "_log")
     repair_log(manager.directory)
     for epoch in (2, 3, 4):
@@ -299,8 +302,8 @@ def test_a_damaged_document_of_an_array_does_no_harm(
         expect_rows(manager, 4)
         manager.verify(4)
     expect_rows(run(inproc_session, path, 6), 6)
-    label = manager.record("latest").histories
-    (path / "_histories" / label / "draws" / "chain:1" / "c.2.0").unlink()
+    name = manager.record("latest").histories
+    (path / "_histories" / name / "draws" / "chain:1" / "c.2.0").unlink()
     with pytest.raises(CheckpointCorruptError, match="expected 5 chunks"):
         manager.history_of("draws")
 
@@ -415,9 +418,9 @@ def test_an_object_store_has_the_same_histories(
     expect_rows(run(inproc_session, url, 5, fails_at=4), 3)
     manager = run(inproc_session, url, 5)
     expect_rows(manager, 5)
-    label = manager.record(5).histories
+    name = manager.record(5).histories
     objects = zarr.storage.ObjectStore(open_store(url))
-    shown = zarr.open_group(objects, path=f"_histories/{label}/draws", mode="r")
+    shown = zarr.open_group(objects, path=f"_histories/{name}/draws", mode="r")
     rows = manager.history_of("draws").compute()
     for i, node in enumerate(NODES):
         assert np.array_equal(shown[node][:], rows[i])
@@ -461,4 +464,4 @@ def test_after_a_loss_in_the_same_run_no_row_is_lost_or_doubled(
     manager = record(inproc_session, tmp_path / "k", job)
     assert manager.history_of("h").compute().tolist() == [list(range(1, 9))]
     # Each placement has a directory of its own, as workers of the one before may still write.
-    assert len(labels(manager)) == 3
+    assert len(names_of_histories(manager)) == 3

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from jobrunner import (
+    BlobNotFoundError,
     CheckpointNotFoundError,
     CheckpointWriteError,
     CommitConflictError,
@@ -190,6 +191,24 @@ class ClosedAtFirst(PosixFiles):
     def before(self, operation, path):
         if not ClosedAtFirst.is_open and operation in ("mkdir", "create", "write"):
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+
+class ClosedToStores(PosixFiles):
+    """A directory in which only what is there already can be written to."""
+
+    def is_writable(self, path):
+        return False
+
+
+def test_a_directory_in_which_no_store_can_be_made_is_refused_before_anything_runs(
+    inproc_session, tmp_path
+):
+    manager = manager_of(tmp_path, files=ClosedToStores())
+    runner = JobRunner(counter(2), manager, on_save_error="refuse")
+    with pytest.raises(CheckpointWriteError, match="Worker .* may not make directories for stores"):
+        runner.run(inproc_session)
+    with pytest.raises(BlobNotFoundError):
+        inproc_session.fetch(Node("a")["n"])
 
 
 def test_a_directory_that_another_run_has_used_meanwhile_is_refused(inproc_session, tmp_path):

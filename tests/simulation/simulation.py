@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable
 
 from jobrunner.checkpoint.log.entries import (
-    BeginEntry,
+    ClaimEntry,
     CommitEntry,
     DoneEntry,
     EndEntry,
@@ -32,7 +32,7 @@ from jobrunner.checkpoint.log.entries import (
 )
 from jobrunner.checkpoint.log.entries import Store as RecordedStore
 from jobrunner.checkpoint.log.log_writer import make_entry
-from jobrunner.checkpoint.log.state import Attempt, State
+from jobrunner.checkpoint.log.state import Claim, State
 from jobrunner.cluster.exchange import (
     Action,
     Ask,
@@ -289,16 +289,16 @@ class Driver:
     def save(self, epoch: int) -> Generator[None, None, None]:
         """Claim names, let the workers write, record."""
         position = at(epoch)
-        self.append(BeginEntry, upto=position, label=self.state.label + 1)
-        attempt = self.state.attempt
-        names = {node: self.world.name(attempt, node, position) for node in NODES}
+        self.append(ClaimEntry, upto=position, retry=self.state.last_retry + 1)
+        claim = self.state.claim
+        names = {node: self.world.name(claim, node, position) for node in NODES}
         receipts = yield from self.tell("save", stores=names)
         stores = {
             node: RecordedStore(names[node], state, 0)
             for answer in receipts.values()
             for node, state in answer.items()
         }
-        self.append(CommitEntry, begin=attempt.number, records=[Record(position, stores)])
+        self.append(CommitEntry, claim=claim.number, records=[Record(position, stores)])
 
     def tell(self, kind: str, **details: object) -> Generator[None, None, dict]:
         """Send every worker in use its part, and wait for all answers."""
@@ -369,7 +369,7 @@ class World:
         self,
         seed: int,
         *,
-        name: Callable[[Attempt, str, Position], str] = Attempt.store_name,
+        name: Callable[[Claim, str, Position], str] = Claim.store_name,
         fresh_bindings: bool = True,
         tells: bool = False,
     ) -> None:

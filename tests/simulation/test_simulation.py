@@ -29,9 +29,9 @@ def test_a_seed_gives_the_same_run_again():
     "mutation",
     [
         {"fresh_bindings": False},
-        {"name": lambda attempt, node, at: f"{node}.{at}"},
+        {"name": lambda claim, node, at: f"{node}.{at}"},
     ],
-    ids=["attempts share a name", "names of stores are claimed twice"],
+    ids=["claims share a name", "names of stores are claimed twice"],
 )
 def test_the_simulation_finds_omissions_in_the_protocol(mutation):
     failed = 0

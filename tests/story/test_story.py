@@ -22,7 +22,7 @@ from jobrunner import (
 )
 from jobrunner.checkpoint.log.details import Timing
 from jobrunner.checkpoint.log.entries import (
-    BeginEntry,
+    ClaimEntry,
     CommitEntry,
     DoneEntry,
     EndEntry,
@@ -60,11 +60,11 @@ class Log:
         self.add(run, RunEntry, at, nodes=["a"], info=info)
 
     def save(self, run: str, epoch: int, at: float, seconds: float, **details: Any) -> None:
-        self.add(run, BeginEntry, at - seconds, upto=Position(epoch), label=len(self.trees))
+        self.add(run, ClaimEntry, at - seconds, upto=Position(epoch), retry=len(self.trees))
         stores = {"a": Store(f"a.{epoch}", "0" * 64, 8, seconds)}
         records = [Record(Position(epoch), stores, details=details)]
-        begin = len(self.trees) - 1
-        self.add(run, CommitEntry, at, begin=begin, records=records, run_number=0)
+        claim = len(self.trees) - 1
+        self.add(run, CommitEntry, at, claim=claim, records=records, run_number=0)
 
     def tell(self) -> Story:
         return read_story(MultiNodeCheckpointManager("/nowhere", self))
@@ -201,7 +201,7 @@ class Simulation:
         self.unsaved.clear()
         if end == "lost":  # the log does not tell what came after the last record
             self.log.add(
-                name, BeginEntry, self.now, upto=Position(10**6), label=len(self.log.trees)
+                name, ClaimEntry, self.now, upto=Position(10**6), retry=len(self.log.trees)
             )
             for piece in self.pieces[self.captured :]:
                 piece.part = "redone"
@@ -282,7 +282,7 @@ def test_a_log_of_which_nothing_can_be_read_has_no_story(kind: str, tmp_path: Pa
     with pytest.raises(CheckpointCorruptError, match="0000000000.json"):
         read_story(tmp_path / "runs")
     with pytest.raises(CheckpointCorruptError, match="0000000000.json"):
-        MultiNodeCheckpointManager(tmp_path / "runs").history()
+        MultiNodeCheckpointManager(tmp_path / "runs").past_epochs()
     result = invoke("report", tmp_path / "runs", "-o", tmp_path / "out")
     assert (result.exit_code, "0000000000.json" in result.output) == (7, True), result.output
     assert not (tmp_path / "out").exists()

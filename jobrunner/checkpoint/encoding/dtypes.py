@@ -215,7 +215,10 @@ def core_type(dtype: np.dtype[Any]) -> CoreType:
         return CoreType(name, "", {"name": "vlen-utf8"}, 0, {})
     codec: dict[str, Any] = {"name": "bytes"}
     if name not in ("bool", "int8", "uint8"):
-        codec["configuration"] = {"endian": "big" if dtype.str[0] == ">" else "little"}
+        endian = "little"
+        if dtype.str[0] == ">":
+            endian = "big"
+        codec["configuration"] = {"endian": endian}
     fill = _FILLS.get(np.dtype(name).kind, 0)
     return CoreType(name, fill, codec, length, _cf_attributes(dtype))
 

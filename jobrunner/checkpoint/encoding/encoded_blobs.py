@@ -281,7 +281,10 @@ def _is_constant(array: Array) -> bool:
     """Whether its memory is that of `bytes`, which no change ever shows in."""
     owner: object = array
     while isinstance(owner, np.ndarray | memoryview):
-        owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
+        if isinstance(owner, np.ndarray):
+            owner = owner.base
+        else:
+            owner = owner.obj
     return isinstance(owner, bytes)
 
 

@@ -17,7 +17,7 @@ from jobrunner.checkpoint.log.details import (
     strict_json,
 )
 from jobrunner.checkpoint.log.entries import (
-    BeginEntry,
+    ClaimEntry,
     CommitEntry,
     DoneEntry,
     EndEntry,
@@ -39,7 +39,7 @@ from jobrunner.checkpoint.log.entries import (
     UnpinEntry,
     entry_to_json,
     given_up_by,
-    is_history_label,
+    is_histories_name,
     parse_entry,
     record_in,
 )
@@ -66,4 +66,4 @@ from jobrunner.checkpoint.log.log_writer import (
     make_entry,
     read_state,
 )
-from jobrunner.checkpoint.log.state import Attempt, State
+from jobrunner.checkpoint.log.state import Claim, State

@@ -22,10 +22,10 @@ from jobrunner.texts import printable
 FORMAT = 1
 """Of entries and states; readers refuse later ones."""
 
-_LABEL_DIGITS = 18
+_RETRY_DIGITS = 18
 
 Positive = Annotated[int, Meta(ge=1, le=MOST)]
-Label = Annotated[int, Meta(ge=1, lt=10**18)]
+Retry = Annotated[int, Meta(ge=1, lt=10**18)]
 Text = Annotated[str, Meta(min_length=1)]
 Short = Annotated[str, Meta(max_length=1000)]
 NodeName = Annotated[str, Meta(pattern=r"^[^/\x00-\x1f\ud800-\udfff]{1,128}\Z")]
@@ -33,13 +33,13 @@ RunName = Annotated[
     str, Meta(pattern=r"^[^./\x00-\x1f\ud800-\udfff][^/\x00-\x1f\ud800-\udfff]{0,63}\Z")
 ]
 
-_HISTORY_LABEL = r"[0-9]{1,18}\.[0-9]{1,9}"
+_HISTORIES_NAME = r"[0-9]{1,18}\.[0-9]{1,9}"
 
-HistoryLabel = Annotated[str, Meta(pattern=rf"^({_HISTORY_LABEL})?\Z")]
+HistoriesName = Annotated[str, Meta(pattern=rf"^({_HISTORIES_NAME})?\Z")]
 """The name of a directory of histories: the number of the ``run`` entry that made it, and a count."""
 
 StoreKey = tuple[Position, Annotated[int, Meta(ge=0, lt=10**18)]]
-"""The position and the label in the name of a store, whatever its node; the label is 0 if it has none."""
+"""The position and the retry number in the name of a store, whatever its node; 0 if it has none."""
 
 Entry = Mapping[str, Any]
 """An entry as JSON, as a `MetadataHandler` stores it."""
@@ -76,16 +76,16 @@ class Record(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """One epoch, or a position within one, in a ``commit``."""
 
     at: Position
-    stores: dict[NodeName, Store] | None  # None: passed over, so only `Directory.history` has it
-    histories: HistoryLabel = ""  # in which directory its histories lie
+    stores: dict[NodeName, Store] | None  # None: passed over, so only `past_epochs` has it
+    histories: HistoriesName = ""  # in which directory its histories lie
     contents: Natural | None = None  # number of the ``commit`` that says what the stores have
     details: dict[str, Any] = {}  # `Details` as strict JSON
 
     def __post_init__(self) -> None:
-        label = self.label
+        retry = self.retry
         for node, store in self.all_stores.items():
             # A store that is named otherwise would be a path to somewhere else.
-            if store.name != format_store_name(node, self.at, label):
+            if store.name != format_store_name(node, self.at, retry):
                 raise ValueError(
                     f"{store.name!r:.80} is not the name of a store of {node!r} at {self.at}"
                 )
@@ -96,13 +96,13 @@ class Record(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
         return self.stores or {}
 
     @property
-    def label(self) -> int:
-        """The label in the names of all its stores; 0: they have none."""
+    def retry(self) -> int:
+        """The retry number in the names of all its stores; 0: they have none."""
         for store in self.all_stores.values():
-            _, _, label = store.name.rpartition(".r")
+            _, _, retry = store.name.rpartition(".r")
             # Of another name, whatever this returns, `__post_init__` refuses the record.
-            if label.isdecimal() and len(label) <= _LABEL_DIGITS:
-                return int(label)
+            if retry.isdecimal() and len(retry) <= _RETRY_DIGITS:
+                return int(retry)
             break
         return 0
 
@@ -138,32 +138,32 @@ class RunEntry(LogEntry, tag="run"):
     is_repair: bool = False
 
 
-class BeginEntry(HolderEntry, tag="begin"):
-    """An attempt begins: it may write stores of all positions up to `upto`, and names them.
+class ClaimEntry(HolderEntry, tag="claim"):
+    """A claim begins: its run may write stores of all positions up to `upto`, and names them.
 
     A store is called ``node.at`` if no entry before has claimed `at` and nothing had that name,
-    else ``node.at.r<label>``. No other attempt has the label, so names are never used twice.
-    `strangers` are the stores, by position and label, that were in the directory though no entry has
-    claimed their names. They are not ours and stay.
+    else ``node.at.r<retry>``. No other claim has the retry number, so names are never used twice.
+    `strangers` are the stores, by position and retry number, that were in the directory though no
+    entry has claimed their names. They are not ours and stay.
     """
 
     upto: Position
-    label: Label
+    retry: Retry
     strangers: list[StoreKey] = []
 
 
 class CommitEntry(HolderEntry, tag="commit"):
     """Epochs exist, with these stores; and others are retired.
 
-    `begin` is the number of the attempt's entry; None: the stores were there (restored, proven).
+    `claim` is the number of the claim's entry; None: the stores were there (restored, proven).
     """
 
-    begin: Natural | None
+    claim: Natural | None
     records: list[Record]
     run_number: Natural | None = None  # of the ``run`` entry with their plan
     contents: dict[str, NodeContents] = {}  # by node, where it differs from the entry before
     retires: list[Position] = []
-    upto: Position | None = None  # what the attempt claims from now on
+    upto: Position | None = None  # up to where the claim goes from now on
 
 
 class RetireEntry(HolderEntry, tag="retire"):
@@ -217,7 +217,7 @@ class LostEntry(LogEntry, tag="lost"):
 
 AnyEntry = (
     RunEntry
-    | BeginEntry
+    | ClaimEntry
     | CommitEntry
     | RetireEntry
     | RewindEntry
@@ -266,9 +266,9 @@ def entry_to_json(entry: LogEntry) -> dict[str, Any]:
     return tree
 
 
-def is_history_label(text: str) -> bool:
+def is_histories_name(text: str) -> bool:
     """Whether it is the name of a directory of histories."""
-    return re.fullmatch(_HISTORY_LABEL, text) is not None
+    return re.fullmatch(_HISTORIES_NAME, text) is not None
 
 
 def to_json(value: object) -> int | str:

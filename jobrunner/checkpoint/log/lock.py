@@ -55,7 +55,8 @@ class RunLock:
         self.number = -1  # of the run's entry, once the lock is taken
         self._former: Holder | None = None  # which had not ended when this run took the lock
         self._heartbeat = Heartbeat(files, path, self.run, beat_seconds, status)
-        self.probe = Probe(files, join_path(self._heartbeat.directory, "probe"), self.run.encode())
+        probe_path = join_path(self._heartbeat.directory, "probe")
+        self.probe = Probe(files, path, probe_path, self.run.encode())
 
     def take(self, info: Any, patience: Patience, *, take_over: bool) -> None:
         """Append the ``run`` entry with `info` (JSON).
@@ -192,12 +193,13 @@ def refuse_if_alive(
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Checks that a worker reads the directory of the client: called on each, in a thread.
+    """Checks that a worker reads the client's directory and may write there: called on each, in a thread.
 
     Picklable. That the client reads what workers write is checked by the first commit.
     """
 
     files: Files
+    directory: str
     path: str  # of the client's file
     token: bytes  # its content, which no other run has
 
@@ -209,9 +211,14 @@ class Probe:
             return CheckpointWriteError(
                 f"{type(error).__name__}: {error}. Its user needs permission to read and write there."
             )
-        if content == self.token:
-            return None
-        return CheckpointError(
-            "it is not shared: expected to find the client's file there. Use a directory that the "
-            "client and all workers share."
-        )
+        if content != self.token:
+            return CheckpointError(
+                "it is not shared: expected to find the client's file there. Use a directory that "
+                "the client and all workers share."
+            )
+        if not self.files.is_writable(self.directory):
+            return CheckpointWriteError(
+                "its user may not make directories for stores there. Give it permission to read "
+                "and write there, or name another directory."
+            )
+        return None

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from jobrunner.checkpoint.log.entries import (
     FORMAT,
-    BeginEntry,
+    ClaimEntry,
     LaterVersionError,
     LogEntry,
     PinEntry,
@@ -22,7 +22,7 @@ from jobrunner.checkpoint.log.entries import (
     parse_entry,
 )
 from jobrunner.checkpoint.log.handler import FileMetadataHandler, MetadataHandler
-from jobrunner.checkpoint.log.state import Attempt, State
+from jobrunner.checkpoint.log.state import Claim, State
 from jobrunner.checkpoint.storage import write_remedy
 from jobrunner.errors import (
     CheckpointCorruptError,
@@ -203,24 +203,24 @@ class LogWriter:
                 if entry is not None:
                     return entry
 
-    def begin(self, upto: Position, names: Iterable[str]) -> Attempt:
-        """Append a ``begin``; the attempt may write stores up to `upto`.
+    def claim(self, upto: Position, names: Iterable[str]) -> Claim:
+        """Append a ``claim``, by which stores up to `upto` may be written.
 
         `names` are those in the directory when the run took it. Raises like `append`.
         """
         with self._lock:
             state = self.known()
             strangers = state.strangers_among(names)
-            highest = max([state.label, *(label for _, label in strangers)])
+            highest = max([state.last_retry, *(retry for _, retry in strangers)])
             if self.repairs:
-                highest = max(highest, state.number)  # each lost entry may have begun an attempt
-            entry = self.append(BeginEntry, upto=upto, label=highest + 1, strangers=strangers)
-            attempt = self._held(self.known()).attempt
+                highest = max(highest, state.number)  # each lost entry may have been a claim
+            entry = self.append(ClaimEntry, upto=upto, retry=highest + 1, strangers=strangers)
+            claim = self._held(self.known()).claim
             # If the reply to the append was lost, the writer has read on, maybe to the `run` and
-            # `begin` of another run: `attempt` would be that one's, and so would the names.
-            assert attempt is not None
-            assert attempt.number == entry.number
-            return attempt
+            # `claim` of another run: this would be that one's, and so would the names.
+            assert claim is not None
+            assert claim.number == entry.number
+            return claim
 
     def note(
         self,

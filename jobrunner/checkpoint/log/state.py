@@ -11,11 +11,11 @@ from msgspec import Meta
 
 from jobrunner.checkpoint.log.entries import (
     FORMAT,
-    BeginEntry,
+    ClaimEntry,
     CommitEntry,
     DoneEntry,
     EndEntry,
-    HistoryLabel,
+    HistoriesName,
     Holder,
     HolderEntry,
     LogEntry,
@@ -38,28 +38,28 @@ from jobrunner.names import StoreName, format_store_name, parse_store_name
 from jobrunner.positions import Position
 
 
-class Attempt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What may be written after a ``begin``: stores of its run's nodes at positions up to `upto`."""
+class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What may be written after a ``claim``: stores of its run's nodes at positions up to `upto`."""
 
-    number: Natural  # of the ``begin``
-    label: Natural
+    number: Natural  # of the ``claim``
+    retry: Natural
     after: Position | None  # the positions above it were never claimed before
     upto: Position
     occupied: tuple[Position, ...]  # where others have the plain names
     last: Position | None = None  # the newest that was committed
 
-    def label_of(self, at: Position) -> int:
-        """The label in the names of its stores at a position; 0: they have none."""
+    def retry_of(self, at: Position) -> int:
+        """The retry number in the names of its stores at a position; 0: they have none."""
         # What was claimed before, and came to nothing, may have left stores under the plain names, or
-        # a slow worker may still write them. A label that no attempt had yet makes other names.
+        # a slow worker may still write them. A retry number that no claim had yet makes other names.
         is_new = self.after is None or at > self.after
         if is_new and at not in self.occupied:
             return 0
-        return self.label
+        return self.retry
 
     def store_name(self, node: str, at: Position) -> str:
         """The name of a node's store at a position."""
-        return format_store_name(node, at, self.label_of(at))
+        return format_store_name(node, at, self.retry_of(at))
 
     def may_write(self, at: Position) -> bool:
         """Whether its stores at a position may still be written and committed."""
@@ -81,8 +81,8 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
         The nodes that runs have saved.
     recorded : dict
         Epoch -> number of the ``commit`` with its record, in ascending order.
-    labels : dict
-        Recorded epoch -> the label in the names of its stores, if they have one.
+    retries : dict
+        Recorded epoch -> the retry number in the names of its stores, if they have one.
     pins : dict
         Recorded epoch -> its labels.
     histories : dict
@@ -97,10 +97,10 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
     done : Position, optional
         The epoch after which the job ended.
     upto : Position, optional
-        The highest position that an attempt has claimed.
-    label : int
-        The highest label of an attempt.
-    attempt : Attempt, optional
+        The highest position that was ever claimed.
+    last_retry : int
+        The highest retry number of a claim.
+    claim : Claim, optional
         That of the holder, which may commit.
     is_unsure : bool
         Entries are lost, and the repair has not ended.
@@ -112,16 +112,16 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
     is_ended: bool = True
     nodes: set[str] = set()
     recorded: dict[Position, int] = {}
-    labels: dict[Position, int] = {}
+    retries: dict[Position, int] = {}
     pins: dict[Position, tuple[str, ...]] = {}
-    histories: dict[StoreKey, HistoryLabel] = {}
+    histories: dict[StoreKey, HistoriesName] = {}
     keeps_histories: bool = False
     aside: set[StoreKey] = set()
     strangers: set[StoreKey] = set()
     done: Position | None = None
     upto: Position | None = None
-    label: Natural = 0
-    attempt: Attempt | None = None
+    last_retry: Natural = 0
+    claim: Claim | None = None
     is_unsure: bool = False
 
     @property
@@ -149,32 +149,31 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
     # --- what becomes of a store
 
     def has_claimed(self, key: StoreKey) -> bool:
-        """Whether an attempt may have used the names of such stores."""
-        at, label = key
+        """Whether some claim has such names, so that they may have been used."""
+        at, retry = key
         if key in self.strangers:
             return False
-        if self.attempt is not None and label == self.attempt.label:
-            return at <= self.attempt.upto
-        if label:
-            return label <= self.label  # of an attempt that is over
+        if self.claim is not None and retry == self.claim.retry:
+            return at <= self.claim.upto
+        if retry:
+            return retry <= self.last_retry  # of a claim that is over
         return self.upto is not None and at <= self.upto
 
     def is_recorded(self, key: StoreKey) -> bool:
         """Whether such a store is that of a recorded epoch."""
-        at, label = key
-        return at in self.recorded and self.labels.get(at, 0) == label
+        at, retry = key
+        return at in self.recorded and self.retries.get(at, 0) == retry
 
     def is_left_over(self, store: StoreName) -> bool:
         """Whether a store counts for nothing, so that the next run deletes it.
 
-        An attempt has claimed its name, and then came to no commit, or its epoch was retired. The
-        names are never used again: whoever finds such a store may delete it at any time.
+        Its name was claimed, and then it came to no commit, or its epoch was retired. The names are never used again: whoever finds such a store may delete it at any time.
         """
         is_kept = self.is_recorded(store.key) or store.key in self.aside
         return store.node in self.nodes and self.has_claimed(store.key) and not is_kept
 
     def strangers_among(self, names: Iterable[str]) -> list[StoreKey]:
-        """The stores in a directory that no attempt may write and no run delete.
+        """The stores in a directory that no run may write or delete.
 
         A repair does not know what lost entries said, so to it these are all but the recorded ones.
         """
@@ -213,21 +212,21 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
             )
 
     def _find_problem(self, entry: LogEntry) -> str:
-        if isinstance(entry, BeginEntry) and entry.label <= self.label:
-            return f"label {entry.label} was used before"
-        # Other entries do no harm: what they give up or name may be gone. And without `begin`, the
-        # stores were there: no attempt has written them.
-        if not isinstance(entry, CommitEntry) or entry.begin is None:
+        if isinstance(entry, ClaimEntry) and entry.retry <= self.last_retry:
+            return f"retry number {entry.retry} was used before"
+        # Other entries do no harm: what they give up or name may be gone. And without `claim`, the
+        # stores were there before.
+        if not isinstance(entry, CommitEntry) or entry.claim is None:
             return ""
-        attempt = self.attempt
-        if attempt is None or attempt.number != entry.begin:
-            return f"attempt {entry.begin} is over, or never began"
-        last = attempt.last
+        claim = self.claim
+        if claim is None or claim.number != entry.claim:
+            return f"claim {entry.claim} is over, or never began"
+        last = claim.last
         for record in entry.records:
             if last is not None and record.at <= last:
                 return f"epoch {record.at} follows epoch {last}"
             last = record.at
-        if last is not None and last > attempt.upto:
+        if last is not None and last > claim.upto:
             return f"epoch {last} was never claimed"
         return ""
 
@@ -241,20 +240,20 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
             self.holder = Holder(entry.number, entry.run)
         match entry:
             case RunEntry():
-                self.attempt = None
+                self.claim = None
                 self.holder = holder_of(entry)
                 self.nodes.update(entry.nodes)
                 self.is_ended = False
                 # If the whole log is lost, there is no `lost` entry.
                 self.keeps_histories |= entry.is_repair
-            case BeginEntry():
-                self._begin(entry)
+            case ClaimEntry():
+                self._begin_claim(entry)
             case CommitEntry():
                 self._commit(entry)
             case RetireEntry():
                 self._retire(entry.epochs)
             case RewindEntry():
-                self.attempt = None
+                self.claim = None
                 for epoch in given_up_by(entry, self.epochs):
                     self._set_aside(epoch)
             case PinEntry():
@@ -275,15 +274,15 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
         self.number = number - 1
         self.is_unsure = self.keeps_histories = True
 
-    def _begin(self, entry: BeginEntry) -> None:
-        self.attempt = Attempt(
+    def _begin_claim(self, entry: ClaimEntry) -> None:
+        self.claim = Claim(
             number=entry.number,
-            label=entry.label,
+            retry=entry.retry,
             after=self.upto,
             upto=entry.upto,
-            occupied=tuple(at for at, label in entry.strangers if not label),
+            occupied=tuple(at for at, retry in entry.strangers if not retry),
         )
-        self.label = max(self.label, entry.label)
+        self.last_retry = max(self.last_retry, entry.retry)
         if self._is_in_repair:
             self.aside.update(entry.strangers)
         else:
@@ -295,7 +294,7 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
         for record in entry.records:
             if record.stores is None:
                 continue
-            at, label = record.at, record.label
+            at, retry = record.at, record.retry
             if at in self.recorded:
                 # The stores of the record that this one replaces stay, as after a rewind.
                 pins = self.pins.get(at)
@@ -303,27 +302,27 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
                 if pins is not None:
                     self.pins[at] = pins
             self.recorded[at] = entry.number
-            if label:
-                self.labels[at] = label
+            if retry:
+                self.retries[at] = retry
             if record.histories:
-                self.histories[at, label] = record.histories
-            self.aside.discard((at, label))
+                self.histories[at, retry] = record.histories
+            self.aside.discard((at, retry))
             self.done = None
-            if entry.begin is None or self.is_unsure:
+            if entry.claim is None or self.is_unsure:
                 # These names are in use, whatever entry has claimed them.
                 self.upto = _later(self.upto, at)
-                self.label = max(self.label, label)
-                self.strangers.discard((at, label))
+                self.last_retry = max(self.last_retry, retry)
+                self.strangers.discard((at, retry))
         if newest is not None and any(record.at <= newest for record in entry.records):
             # It was restored, or proven by a repair.
             self.recorded = dict(sorted(self.recorded.items()))
-        attempt = self.attempt
-        if attempt is not None and attempt.number == entry.begin:
-            last = attempt.last
+        claim = self.claim
+        if claim is not None and claim.number == entry.claim:
+            last = claim.last
             if entry.records:
                 last = entry.records[-1].at
-            upto = entry.upto or attempt.upto
-            self.attempt = msgspec.structs.replace(attempt, last=last, upto=upto)
+            upto = entry.upto or claim.upto
+            self.claim = msgspec.structs.replace(claim, last=last, upto=upto)
             self.upto = _later(self.upto, upto)
         self._retire(entry.retires)
 
@@ -334,7 +333,7 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
                 self._remove(epoch)
 
     def _set_aside(self, epoch: Position) -> None:
-        key = (epoch, self.labels.get(epoch, 0))
+        key = (epoch, self.retries.get(epoch, 0))
         histories = self.histories.get(key)
         self.aside.add(key)
         self._remove(epoch)
@@ -343,18 +342,18 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
 
     def _remove(self, epoch: Position) -> None:
         del self.recorded[epoch]
-        self.histories.pop((epoch, self.labels.get(epoch, 0)), None)
-        self.labels.pop(epoch, None)
+        self.histories.pop((epoch, self.retries.get(epoch, 0)), None)
+        self.retries.pop(epoch, None)
         self.pins.pop(epoch, None)
         if self.done == epoch:
             self.done = None
 
     def _end(self, entry: EndEntry) -> None:
-        attempt, self.attempt = self.attempt, None
+        claim, self.claim = self.claim, None
         # A run that claimed epochs up to 1,000 and ends after 7 gives back the names above 7, so that
-        # the next run's epoch 8 needs no label; but not if other names have been claimed since.
-        if attempt is not None and entry.upto is not None and self.upto == attempt.upto:
-            self.upto = _later(attempt.after, min(entry.upto, attempt.upto))
+        # the next run's epoch 8 needs no retry number; but not if other names have been claimed since.
+        if claim is not None and entry.upto is not None and self.upto == claim.upto:
+            self.upto = _later(claim.after, min(entry.upto, claim.upto))
         self.is_ended = True
         if self._is_in_repair:
             self.is_unsure = False
@@ -405,9 +404,9 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
 
 _MAPPINGS: dict[str, Any] = {
     "recorded": list[tuple[Position, Natural]],
-    "labels": list[tuple[Position, Natural]],
+    "retries": list[tuple[Position, Natural]],
     "pins": list[tuple[Position, tuple[str, ...]]],
-    "histories": list[tuple[StoreKey, HistoryLabel]],
+    "histories": list[tuple[StoreKey, HistoriesName]],
 }
 """Fields that are lists of pairs in JSON, where no key of an object is a position."""
 

@@ -14,13 +14,13 @@ import msgspec
 
 from jobrunner.checkpoint.directory import Directory, EpochRecord
 from jobrunner.checkpoint.directory_run import writing
-from jobrunner.checkpoint.history import as_json
 from jobrunner.checkpoint.history_writer import copy_chunks, publish_copy
 from jobrunner.checkpoint.load_plan import with_contents
 from jobrunner.checkpoint.log import CommitEntry, Record, State
 from jobrunner.checkpoint.maintenance.repair_plan import reading_storage
 from jobrunner.checkpoint.manager import MultiNodeCheckpointManager
 from jobrunner.checkpoint.opened import store_readers
+from jobrunner.checkpoint.past_epochs import as_json
 from jobrunner.checkpoint.storage import (
     absolute_path,
     files_beside,
@@ -71,9 +71,9 @@ def restore_epoch(directory: Directory, epoch: Position, *, take_over: bool = Fa
         if contents is None and commit.contents:
             contents = commit.number
         details = {name: value for name, value in record.details.items() if name != "timing"}
-        manager.retention.append(
+        manager.retention.append_and_sweep(
             CommitEntry,
-            begin=None,
+            claim=None,
             records=[msgspec.structs.replace(record, contents=contents, details=details)],
             run_number=commit.run_number,
         )
@@ -93,7 +93,7 @@ def _find_set_aside(
         if not isinstance(entry, CommitEntry):
             continue
         for record in entry.records:
-            is_kept = record.stores is not None and (record.at, record.label) in state.aside
+            is_kept = record.stores is not None and (record.at, record.retry) in state.aside
             if not is_kept or record.at in state.recorded:
                 continue
             if names.issuperset(store.name for store in record.all_stores.values()):
@@ -147,7 +147,7 @@ def copy_epoch(
     snapshot = directory.snapshot()
     record = directory.record(epoch, snapshot)
     is_done = snapshot.done == epoch
-    histories = _find_histories(directory, record)
+    blobs = _find_histories(directory, record)
     manager = MultiNodeCheckpointManager(copy.path, take_over=take_over, files=files)
     info = {**directory.info_of(record.run_number), "command": "copy"}
     details = record.details.to_json()
@@ -160,15 +160,17 @@ def copy_epoch(
             order = manager.run.order({epoch: details})
             names = order.stores[epoch]
             with writing(copy, f"epoch {epoch} of {directory.path} could not be copied"):
-                label = manager.run.make_histories(histories) if histories else ""
-                _copy_stores(directory, record, copy, names, label)
+                histories = ""
+                if blobs:
+                    histories = manager.run.make_histories(blobs)
+                _copy_stores(directory, record, copy, names, histories)
             stores = {}
             for node, store in record.stores.items():
                 stores[node] = msgspec.structs.replace(store, name=names[node])
-            manager.retention.append(
+            manager.retention.append_and_sweep(
                 CommitEntry,
-                begin=order.begin,
-                records=[Record(epoch, stores, label, details=as_json(details, "details"))],
+                claim=order.claim,
+                records=[Record(epoch, stores, histories, details=as_json(details, "details"))],
                 run_number=manager.run.held().number,
                 contents=with_contents(directory, record).contents or {},
             )
@@ -190,20 +192,24 @@ def _find_histories(directory: Directory, record: EpochRecord) -> list[str]:
 
 
 def _copy_stores(
-    source: Directory, record: EpochRecord, target: Directory, names: Mapping[str, str], label: str
+    source: Directory,
+    record: EpochRecord,
+    target: Directory,
+    names: Mapping[str, str],
+    histories: str,
 ) -> None:
     """Copy all stores of an epoch to `names`, by node, and make them durable.
 
-    Their histories go to the directory `label`.
+    Their histories go to the directory `histories`.
     """
     pairs = []
     for node, original in store_readers(source, record).items():
-        copy = StoreReader(target.files, target.path, names[node], original.sha256, label)
+        copy = StoreReader(target.files, target.path, names[node], original.sha256, histories)
         pairs.append((original, copy))
     written = list(names.values())
-    if label:
-        written.append(join_path(HISTORIES, label))
-    with target.files.durable(target.path, written):
+    if histories:
+        written.append(join_path(HISTORIES, histories))
+    with target.files.making_durable(target.path, written):
         copy_files(pairs)
         roots = [partial(copy_root, *pair) for pair in pairs]
         run_all(roots, max(source.files.threads, target.files.threads), 0)
@@ -220,7 +226,7 @@ def copy_files(pairs: Sequence[tuple[StoreReader, StoreReader]]) -> None:
     jobs: list[Callable[[], None]] = []
     sizes: list[int] = []
 
-    def begin(source: StoreReader, target: StoreReader) -> None:
+    def prepare(source: StoreReader, target: StoreReader) -> None:
         """Make the copy's directories, with the arrays' documents; add a job for each chunk."""
         document = source.read_document()
         target.files.make_directory(target.root)
@@ -241,7 +247,7 @@ def copy_files(pairs: Sequence[tuple[StoreReader, StoreReader]]) -> None:
         target.files.write(join_path(target.root, path), [content])
 
     threads = max((reader.files.threads for pair in pairs for reader in pair), default=1)
-    run_all([partial(begin, *pair) for pair in pairs], threads, 0)
+    run_all([partial(prepare, *pair) for pair in pairs], threads, 0)
     run_all(jobs, threads, sum(sizes))
 
 

@@ -13,7 +13,7 @@ from jobrunner.checkpoint.log import (
     FileMetadataHandler,
     State,
     each_entry,
-    is_history_label,
+    is_histories_name,
     parse_file_name,
 )
 from jobrunner.checkpoint.maintenance.repair_plan import reading_storage
@@ -152,25 +152,25 @@ def _inspect_histories(directory: Directory, state: State) -> dict[str, Explaine
     present = directory.files.list_directories(path)
     live: set[str] = set()
     aside: set[str] = set()
-    for key, label in state.histories.items():
+    for key, name in state.histories.items():
         if state.is_recorded(key):
-            live.add(label)
+            live.add(name)
         else:
-            aside.add(label)
-    for label in {*directory.files.list_names(path), *live}:
+            aside.add(name)
+    for name in {*directory.files.list_names(path), *live}:
         status: FileStatus = "live"
         text = "Histories of recorded epochs."
-        if not is_history_label(label):
+        if not is_histories_name(name):
             status, text = _UNKNOWN
-        elif label in live and label not in present:
+        elif name in live and name not in present:
             status = "damaged"
             text = "The histories of a recorded epoch: expected a directory, found none."
-        elif label not in live and label in aside:
+        elif name not in live and name in aside:
             status, text = "aside", "Histories of epochs that were set aside."
-        elif label not in live:
+        elif name not in live:
             status = "pending"
             text = "Histories of no recorded epoch: a run writes them, or a later one deletes them."
-        explanations[join_path(HISTORIES, label)] = status, text
+        explanations[join_path(HISTORIES, name)] = status, text
     return explanations
 
 

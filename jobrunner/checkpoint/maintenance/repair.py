@@ -67,17 +67,17 @@ def repair_log(directory: Directory, patience: Patience | None = None) -> Repair
     manager.run.patience = patience
     manager.directory.log = LogWriter(handler, directory.path, repairs=True)
     manager.run.start([], {"command": "fsck"})
-    append = manager.retention.append
+    append = manager.retention.append_and_sweep
     try:
         for at, reason in repair.given_up.items():
             append(RewindEntry, only=at, reason=reason)
         for commit in repair.rebuilt.values():
-            append(CommitEntry, begin=None, **commit)
-        # Lost entries may have claimed any name that is there, and begun any attempt. This sets all
-        # stores aside that are not recorded. It is the last entry but one: that nobody claims a
-        # name may be all that shows the next repair, if this one dies, that the log had more.
+            append(CommitEntry, claim=None, **commit)
+        # Lost entries may have claimed any name that is there. This sets all stores aside that are
+        # not recorded. It is the last entry but one: that nobody claims a name may be all that
+        # shows the next repair, if this one dies, that the log had more.
         if planner.highest is not None:
-            manager.directory.log.begin(planner.highest, planner.names)
+            manager.directory.log.claim(planner.highest, planner.names)
     except BaseException:
         # Without an `end`, the log stays unsure, and the next repair begins anew.
         manager.run.leave()

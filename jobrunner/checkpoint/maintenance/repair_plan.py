@@ -15,7 +15,7 @@ from typing import Any
 
 from jobrunner.checkpoint.directory import Directory
 from jobrunner.checkpoint.log import (
-    BeginEntry,
+    ClaimEntry,
     CommitEntry,
     LaterVersionError,
     LogEntry,
@@ -26,7 +26,7 @@ from jobrunner.checkpoint.log import (
     Store,
     StoreKey,
     each_entry,
-    is_history_label,
+    is_histories_name,
     record_in,
 )
 from jobrunner.checkpoint.opened import contents_of_store
@@ -88,11 +88,11 @@ def plan_repair(directory: Directory) -> Repair | None:
 
 @dataclass(frozen=True, slots=True)
 class _LostSet:
-    """All stores of one attempt at a position, which no entry that is left records."""
+    """All stores of one save of a position, which no entry that is left records."""
 
     at: Position
-    attempt: int
-    """The number of its ``begin``, as its documents say; 0: of another directory."""
+    claim: int
+    """The number of its ``claim``, as its documents say; 0: of another directory."""
     run: str
     stores: dict[str, Store]
     """By node."""
@@ -119,8 +119,8 @@ class Planner:
         self._state = State()
         self._runs: dict[str, int] = {}
         """Run -> number of its entry."""
-        self._attempts: dict[int, str] = {}
-        """Number of a ``begin`` -> its run."""
+        self._claims: dict[int, str] = {}
+        """Number of a ``claim`` -> its run."""
         self._commits: dict[int, CommitEntry] = {}
         self._lost: set[int] = set()
         """The entries that are lost and that no repair has made up for."""
@@ -145,8 +145,8 @@ class Planner:
                 self._lost.add(number)
             case RunEntry():
                 self._runs[entry.run] = number
-            case BeginEntry():
-                self._attempts[number] = entry.run
+            case ClaimEntry():
+                self._claims[number] = entry.run
             case CommitEntry():
                 self._commits[number] = entry
         if not state.is_unsure:
@@ -164,42 +164,42 @@ class Planner:
         lost_sets = self._find_lost_sets()
         if not self._lost:
             return None
-        # An attempt writes positions in ascending order, and the next one begins after the newest
-        # that is recorded. So what a later attempt wrote proves that a rewind, which may be lost,
-        # has set aside whatever was recorded at that position and above. To each attempt, the
-        # lowest position that it wrote:
-        pairs = [(lost_set.attempt, lost_set.at) for lost_set in lost_sets]
+        # By a claim, positions are written in ascending order, and the next claim begins after the
+        # newest that is recorded. So what was written by a later claim proves that a rewind, which
+        # may be lost, has set aside whatever was recorded at that position and above. To each
+        # claim, the lowest position that was written by it:
+        pairs = [(lost_set.claim, lost_set.at) for lost_set in lost_sets]
         for commit in self._commits.values():
-            if commit.begin is not None and commit.records:
-                pairs.append((commit.begin, commit.records[0].at))
+            if commit.claim is not None and commit.records:
+                pairs.append((commit.claim, commit.records[0].at))
         written: dict[int, Position] = {}
-        for attempt, at in pairs:
-            written[attempt] = min(at, written.get(attempt, at))
+        for number, at in pairs:
+            written[number] = min(at, written.get(number, at))
 
-        def is_superseded(at: Position, attempt: int) -> bool:
-            return any(later > attempt and lowest <= at for later, lowest in written.items())
+        def is_superseded(at: Position, claim: int) -> bool:
+            return any(later > claim and lowest <= at for later, lowest in written.items())
 
         for at, number in self._state.recorded.items():
-            begin = self._commits[number].begin
-            if begin is None:
+            claim = self._commits[number].claim
+            if claim is None:
                 # Stores that were there, as after a restore, are newer than all that was begun before.
-                begin = number
+                claim = number
             if self._is_cut(at, number):
                 repair.given_up[at] = "stores of it are gone"
-            elif is_superseded(at, begin):
-                repair.given_up[at] = "a later attempt wrote it, or an epoch before it"
+            elif is_superseded(at, claim):
+                repair.given_up[at] = "a later save wrote it, or an epoch before it"
             else:
                 repair.kept.append(at)
         for lost_set in lost_sets:
             # If no entry is lost that could have recorded them, their save came to no `commit`.
-            is_abandoned = self._is_begun(lost_set) and lost_set.attempt > max(self._lost)
-            if not is_superseded(lost_set.at, lost_set.attempt) and not is_abandoned:
+            is_abandoned = self._is_claimed(lost_set) and lost_set.claim > max(self._lost)
+            if not is_superseded(lost_set.at, lost_set.claim) and not is_abandoned:
                 self._rebuild(lost_set)
         return repair
 
-    def _is_begun(self, lost_set: _LostSet) -> bool:
-        """Whether an entry that is left says that the attempt began."""
-        return self._attempts.get(lost_set.attempt) == lost_set.run
+    def _is_claimed(self, lost_set: _LostSet) -> bool:
+        """Whether an entry that is left says that its names were claimed."""
+        return self._claims.get(lost_set.claim) == lost_set.run
 
     def _is_cut(self, at: Position, number: int) -> bool:
         """Whether a store of a recorded epoch is gone: it is deleted from its root document on."""
@@ -232,10 +232,9 @@ class Planner:
             if lost_set is None:
                 continue
             lost_sets.append(lost_set)
-            is_known = not lost_set.attempt or self._is_begun(lost_set)
+            is_known = not lost_set.claim or self._is_claimed(lost_set)
             if not is_known or not state.has_claimed(key):
-                # Only lost entries can have begun this attempt or claimed these names, although
-                # none that follows shows it.
+                # Only lost entries can have claimed these names, although none that follows shows it.
                 self._lost.add(state.number + 1)
         return lost_sets
 
@@ -256,7 +255,7 @@ class Planner:
             document = _check_document(data, path, node, at)
             nbytes = sum(size for size, _ in document.files().values())
             stores[node] = Store(name, hashlib.sha256(data).hexdigest(), nbytes)
-            origins.add((document.entry.attempt, document.entry.run))
+            origins.add((document.entry.claim, document.entry.run))
             record = document.entry.record or record
         if not stores:
             return None
@@ -267,27 +266,27 @@ class Planner:
         if missing:
             raise CheckpointCorruptError(f"{subject}: those of {', '.join(missing)} are missing.")
         if len(origins) > 1:
-            raise CheckpointCorruptError(f"{subject}: {len(origins)} attempts wrote them.")
-        attempt, run = origins.pop()
-        is_ours = run in self._runs or attempt in self._lost or attempt > state.number
+            raise CheckpointCorruptError(f"{subject}: {len(origins)} saves wrote them.")
+        claim, run = origins.pop()
+        is_ours = run in self._runs or claim in self._lost or claim > state.number
         if state.has_claimed(key) and not is_ours:
-            attempt = 0  # copied from another directory, before all that was written here
-        return _LostSet(at, attempt, run, {node: stores[node] for node in record.nodes}, record)
+            claim = 0  # copied from another directory, before all that was written here
+        return _LostSet(at, claim, run, {node: stores[node] for node in record.nodes}, record)
 
     def _rebuild(self, lost_set: _LostSet) -> None:
         """Plan to record a lost set, if every byte is what was written."""
         repair = self._repair
         contents = {}
-        label = self._find_histories(lost_set)
+        histories = self._find_histories(lost_set)
         try:
-            for node, reader in lost_set.readers(self._directory, label).items():
+            for node, reader in lost_set.readers(self._directory, histories).items():
                 reader.verify()
                 contents[node] = contents_of_store(reader)
         except CheckpointCorruptError as error:
             names = [store.name for store in lost_set.stores.values()]
             repair.unproven |= dict.fromkeys(names, str(error))
             return
-        record = Record(lost_set.at, lost_set.stores, label, details=lost_set.record.details)
+        record = Record(lost_set.at, lost_set.stores, histories, details=lost_set.record.details)
         repair.rebuilt[lost_set.at] = {
             "records": [record],
             "contents": contents,
@@ -305,14 +304,14 @@ class Planner:
         if not written:
             return ""
         names = directory.files.list_directories(join_path(directory.path, HISTORIES))
-        labels = [written, *(name for name in sorted(names) if is_history_label(name))]
-        for label in labels:
+        candidates = [written, *filter(is_histories_name, sorted(names))]
+        for histories in candidates:
             with contextlib.suppress(CheckpointCorruptError):
-                for reader in lost_set.readers(directory, label).values():
+                for reader in lost_set.readers(directory, histories).values():
                     document = reader.read_document()
                     for blob in document.entry.histories:
                         reader.history(document, blob).verify()
-                return label
+                return histories
         return written
 
 

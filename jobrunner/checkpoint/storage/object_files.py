@@ -274,12 +274,15 @@ class ObjectFiles:
         pass
 
     @contextlib.contextmanager
-    def durable(
+    def making_durable(
         self, path: str, names: Collection[str], changed: Collection[str] | None = None
     ) -> Iterator[None]:
         yield
 
     # --- reading
+
+    def is_writable(self, path: str) -> bool:
+        return True
 
     def read(self, path: str, most: int = DOCUMENT_BYTES) -> bytes | None:
         def get(store: ObjectStore) -> bytes:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from jobrunner.checkpoint.storage.posix import PosixFiles
+from jobrunner.checkpoint.storage.protocol import Result
 
 THREADS = PosixFiles.threads
 """Also for work that only copies memory."""
@@ -46,11 +47,11 @@ def run_all(jobs: Iterable[Callable[[], object]], threads: int, nbytes: int) -> 
             raise
 
 
-def run_gently(write: Callable[[], None]) -> None:
+def run_gently(write: Callable[[], Result]) -> Result:
     """Call `write` in a thread of low priority, where the system has priorities of threads."""
     # A lowered priority cannot be raised again, so the thread is one of its own.
     with ThreadPoolExecutor(1, "jobrunner-gentle-files", _lower_priority) as pool:
-        pool.submit(write).result()
+        return pool.submit(write).result()
 
 
 def _lower_priority() -> None:

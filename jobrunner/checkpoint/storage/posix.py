@@ -60,7 +60,7 @@ class PosixFiles:
 
     Below the directories named by `bind`, no link is followed and only regular files are opened;
     the path of such a directory itself may contain links.
-    `durable` calls ``syncfs`` once where that reports errors (Linux 5.8 or later), else ``fsync``.
+    `making_durable` calls ``syncfs`` once where that reports errors (Linux 5.8 or later), else ``fsync``.
     """
 
     threads = 2
@@ -276,7 +276,7 @@ class PosixFiles:
             os.close(descriptor)
 
     @contextlib.contextmanager
-    def durable(
+    def making_durable(
         self, path: str, names: Collection[str], changed: Collection[str] | None = None
     ) -> Iterator[None]:
         # Opened first: syncfs reports all failures since then, also in the background.
@@ -315,6 +315,9 @@ class PosixFiles:
         return ctypes.get_errno()
 
     # --- reading
+
+    def is_writable(self, path: str) -> bool:
+        return os.access(self._check(path), os.W_OK | os.X_OK)
 
     def _open(self, path: str) -> int:
         self.before("open", path)

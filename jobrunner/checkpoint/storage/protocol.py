@@ -105,7 +105,7 @@ class Files(Protocol):
     def sync_path(self, path: str) -> None:
         """Make the content of a file, or the names in a directory, durable."""
 
-    def durable(
+    def making_durable(
         self, path: str, names: Collection[str], changed: Collection[str] | None = None
     ) -> AbstractContextManager[None]:
         """On exit, make durable what the ``with`` block wrote below ``path/name``.
@@ -114,6 +114,9 @@ class Files(Protocol):
         """
 
     # --- reading
+
+    def is_writable(self, path: str) -> bool:
+        """Whether this process may make files in a directory, as far as that is known untried."""
 
     def read(self, path: str, most: int = DOCUMENT_BYTES) -> bytes | None:
         """The content of a file; None if it does not exist.

@@ -24,7 +24,7 @@ from jobrunner.checkpoint.store.chunks import (
     to_memory,
     unpack_chunk,
 )
-from jobrunner.checkpoint.store.damage import VerifiedFiles, damage
+from jobrunner.checkpoint.store.damage import VerifiedFiles, damaged_file
 from jobrunner.errors import CheckpointError
 from jobrunner.names import ROOT_DOCUMENT
 
@@ -157,7 +157,7 @@ class ArrayReader:
             yield
         except ValueError as error:
             document = self._files.path(ROOT_DOCUMENT)
-            raise damage(document, f"does not describe {path}: {error}") from error
+            raise damaged_file(document, f"does not describe {path}: {error}") from error
 
 
 class RowReader(ArrayReader):

@@ -16,19 +16,19 @@ from jobrunner.names import ROOT_DOCUMENT
 _ADVICE = "Resume with 'latest' to fall back to the epoch before, or restore the file from a copy."
 
 
-def damage(path: str, problem: str) -> CheckpointCorruptError:
+def damaged_file(path: str, problem: str) -> CheckpointCorruptError:
     """The error for a file that is not as it should be; `problem` follows its path."""
     return CheckpointCorruptError(f"{path} {problem}.", path=path).advise(_ADVICE)
 
 
 def changed_file(path: str, problem: str) -> CheckpointCorruptError:
     """The error for a file that is not what was written."""
-    return damage(path, f"is not what was written: {problem}")
+    return damaged_file(path, f"is not what was written: {problem}")
 
 
 def missing_file(path: str) -> CheckpointCorruptError:
     """The error for a file that is not there."""
-    return damage(path, "is missing: expected a file that the checkpoint lists")
+    return damaged_file(path, "is missing: expected a file that the checkpoint lists")
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from jobrunner.checkpoint.store.array_document import (
     read_array,
     read_zarr_document,
 )
-from jobrunner.checkpoint.store.damage import damage
+from jobrunner.checkpoint.store.damage import damaged_file
 from jobrunner.checkpoint.store.history_reader import HistoryMark
 from jobrunner.errors import CheckpointError
 from jobrunner.names import ROOT_DOCUMENT
@@ -80,7 +80,7 @@ class StoreEntry(_JSONObject):
     run: str
     blobs: dict[str, BlobEntry]
     histories: dict[str, HistoryMark] = {}  # blobs whose values are rows elsewhere
-    attempt: Size = 0  # the number of its ``begin`` in the log
+    claim: Size = 0  # the number of its ``claim`` in the log
     stacks: list[ArrayFiles] = []
     states: list[str] = []
     classes: dict[str, list[str]] = {}  # of the job, by blob
@@ -174,7 +174,9 @@ class StoreDocument:
             problem = str(error)
             if isinstance(error, RecursionError):
                 problem = "it is nested too deep"
-            raise damage(path, f"is not a document that jobrunner writes: {problem}") from None
+            raise damaged_file(
+                path, f"is not a document that jobrunner writes: {problem}"
+            ) from None
 
     def _refuse_later(self, data: bytes) -> None:
         version = None
@@ -247,7 +249,9 @@ class StoreDocument:
         return self._arrays[self.entry.stacks[stack].path], row
 
     def nbytes_of(self, name: str) -> int:
-        """How many bytes the arrays of a blob have on disk."""
+        """How many bytes the arrays of a blob, or the rows of a history, have on disk."""
+        if name in self.entry.histories:
+            return self.entry.histories[name].nbytes
         nbytes = 0
         for reference in self.blobs[name].arrays:
             array, row = self.locate(reference)

@@ -58,6 +58,11 @@ class HistoryMark(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
         return np.dtype(self.dtype).itemsize * math.prod(self.shape)
 
     @property
+    def nbytes(self) -> int:
+        """The size of all rows that count."""
+        return self.rows * self.row_bytes
+
+    @property
     def chunk_bytes(self) -> int:
         """The size of each chunk."""
         return self.chunk_rows * self.row_bytes
@@ -78,9 +83,9 @@ class HistoryMark(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
         return (self.last, *self.shape) if self.extends else tuple(self.shape)
 
 
-def history_root(directory: str, label: str, blob: str, node: str) -> str:
-    """The path of the array of a history; `label` says in which of a directory's histories."""
-    return join_path(directory, f"{HISTORIES}/{label}/{escape(blob)}/{escape(node)}")
+def history_root(directory: str, histories: str, blob: str, node: str) -> str:
+    """The path of the array of a history; `histories` is the name of the directory that has it."""
+    return join_path(directory, f"{HISTORIES}/{histories}/{escape(blob)}/{escape(node)}")
 
 
 def chain_of(digests: Sequence[str]) -> str:

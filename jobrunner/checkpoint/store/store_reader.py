@@ -26,7 +26,7 @@ from jobrunner.checkpoint.encoding import (
 )
 from jobrunner.checkpoint.storage import Files, Jobs, join_path, run_all
 from jobrunner.checkpoint.store.array_reader import ArrayReader, RowReader
-from jobrunner.checkpoint.store.damage import VerifiedFiles, changed_file, damage
+from jobrunner.checkpoint.store.damage import VerifiedFiles, changed_file, damaged_file
 from jobrunner.checkpoint.store.document import (
     DOCUMENT_MOST_BYTES,
     ArrayFiles,
@@ -156,7 +156,7 @@ class StoreReader:
     def history(self, document: StoreDocument, name: str) -> HistoryReader:
         """The reader of a history."""
         if not self.histories:
-            raise damage(self._document_path, "has histories, and the record says not where")
+            raise damaged_file(self._document_path, "has histories, and the record says not where")
         root = history_root(self.directory, self.histories, name, document.node)
         return HistoryReader(self.files, root, document.entry.histories[name])
 
@@ -376,7 +376,7 @@ class StoreReader:
             yield
         except InvalidTreeError as error:
             problem = f"has an invalid value for the blob {name!r}: {error}"
-            raise damage(self._document_path, problem) from error
+            raise damaged_file(self._document_path, problem) from error
 
 
 def verify_stores(files: Files, readers: Sequence[StoreReader]) -> None:
@@ -394,7 +394,7 @@ def verify_stores(files: Files, readers: Sequence[StoreReader]) -> None:
         for name in document.entry.histories:
             history = reader.history(document, name)
             jobs.append(history.verify)
-            nbytes += history.mark.rows * history.mark.row_bytes
+            nbytes += history.mark.nbytes
     run_all(jobs, files.threads, nbytes)
 
 

@@ -63,7 +63,7 @@ class StoreWriter:
         self._root = root
         self._former = former
 
-    def begin(self) -> Jobs:
+    def prepare(self) -> Jobs:
         """Make the directories; return jobs that write all else but the root document."""
         jobs: Jobs = []
         self._files.make_directory(self._root)
@@ -162,7 +162,7 @@ def write_stores(files: Files, writers: Sequence[StoreWriter]) -> None:
     """Write stores together, with as many threads as pay."""
     jobs: Jobs = []
     for writer in writers:
-        jobs += writer.begin()
+        jobs += writer.prepare()
     run_all(jobs, files.threads, sum(writer.nbytes for writer in writers))
     list(files.each(StoreWriter.finish, writers))
 

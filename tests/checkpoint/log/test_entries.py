@@ -9,7 +9,7 @@ import pytest
 
 from jobrunner import CheckpointCorruptError
 from jobrunner.checkpoint.log.entries import (
-    BeginEntry,
+    ClaimEntry,
     CommitEntry,
     DoneEntry,
     EndEntry,
@@ -33,8 +33,8 @@ AT = Position(4, 2)
 RECORD = Record(AT, {"a": Store("a.4.s2", "0" * 64, 1)}, contents=3, details={"x": 1})
 BODIES: dict[str, tuple[type[LogEntry], dict[str, Any]]] = {
     "run": (RunEntry, {"nodes": ["a"], "info": {}}),
-    "begin": (BeginEntry, {"upto": AT, "label": 1, "strangers": [(Position(3), 2)]}),
-    "commit": (CommitEntry, {"begin": 1, "records": [RECORD], "retires": [Position(0)]}),
+    "claim": (ClaimEntry, {"upto": AT, "retry": 1, "strangers": [(Position(3), 2)]}),
+    "commit": (CommitEntry, {"claim": 1, "records": [RECORD], "retires": [Position(0)]}),
     "rewind": (RewindEntry, {"after": AT, "reason": "test"}),
     "retire": (RetireEntry, {"epochs": [Position(0), AT]}),
     "pin": (PinEntry, {"epoch": AT, "label": "x"}),
@@ -73,10 +73,10 @@ def record(**fields: Any) -> dict[str, Any]:
         ("run", {"nodes": ["a", "../b"]}, r"\$\.nodes\[1\]"),
         ("run", {"process": {"pid": "1"}}, r"\$\.process\.pid"),
         ("run", {"run": ".."}, r"\$\.run"),
-        ("begin", {"upto": 10**18}, r"\$\.upto"),
-        ("begin", {"upto": f"{10**18}.s1"}, "no position in an epoch"),
-        ("begin", {"label": 0}, r"\$\.label"),
-        ("begin", {"strangers": [["x", 1]]}, "no position in an epoch"),
+        ("claim", {"upto": 10**18}, r"\$\.upto"),
+        ("claim", {"upto": f"{10**18}.s1"}, "no position in an epoch"),
+        ("claim", {"retry": 0}, r"\$\.retry"),
+        ("claim", {"strangers": [["x", 1]]}, "no position in an epoch"),
         ("commit", record(stores={"a": {**STORE, "nbytes": -1}}), r"stores\[\.\.\.\]\.nbytes"),
         ("commit", record(stores={"b": STORE}), "'a.1' is not the name of a store of 'b' at 1"),
         ("commit", record(stores={"a": {**STORE, "name": "a.1.r0"}}), "not the name of a store"),

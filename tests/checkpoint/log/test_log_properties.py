@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jobrunner import CheckpointCorruptError
 from jobrunner.checkpoint.log.details import loose_json, strict_json
 from jobrunner.checkpoint.log.entries import (
-    BeginEntry,
+    ClaimEntry,
     CommitEntry,
     DoneEntry,
     EndEntry,
@@ -55,7 +55,7 @@ class History:
         self.state = State()
         self.run = ""
         self.names: dict[str, int] = {}
-        """Name of a store that an attempt may have written -> number of its ``begin``."""
+        """Name of a store that may have been written -> number of its ``claim``."""
 
     def append(self, kind: type[LogEntry], **body: Any) -> None:
         self.entries.append(make_entry(kind, len(self.entries), self.run, **body))
@@ -64,8 +64,8 @@ class History:
     def step(self, draw: Any) -> None:
         kinds = ["run"]
         if self.run:
-            kinds += ["begin", "rewind", "done", "end"]
-        if self.state.attempt is not None:
+            kinds += ["claim", "rewind", "done", "end"]
+        if self.state.claim is not None:
             kinds += ["commit"] * 4
         if self.state.recorded:
             kinds += ["only", "retire", "pin", "unpin"]
@@ -73,12 +73,12 @@ class History:
         self._check_names()
 
     def _check_names(self) -> None:
-        """No two attempts may write a store of one name."""
-        attempt = self.state.attempt
+        """By no two claims may anybody write a store of one name."""
+        claim = self.state.claim
         for at in EVERYWHERE:
-            if attempt is not None and attempt.may_write(at):
-                name = attempt.store_name("a", at)
-                assert self.names.setdefault(name, attempt.number) == attempt.number, name
+            if claim is not None and claim.may_write(at):
+                name = claim.store_name("a", at)
+                assert self.names.setdefault(name, claim.number) == claim.number, name
 
     def _recorded(self, draw: Any) -> Position:
         at: Position = draw(st.sampled_from(self.state.epochs))
@@ -88,19 +88,25 @@ class History:
         self.run = f"run {len(self.entries)}"
         self.append(RunEntry, nodes=["a"], info={"long": "x"})
 
-    def _begin(self, draw: Any) -> None:
-        label = self.state.label + draw(st.integers(1, 2))
-        self.append(BeginEntry, upto=draw(POSITIONS), label=label)
+    def _claim(self, draw: Any) -> None:
+        retry = self.state.last_retry + draw(st.integers(1, 2))
+        self.append(ClaimEntry, upto=draw(POSITIONS), retry=retry)
 
     def _commit(self, draw: Any) -> None:
+<<<<<<< HEAD
         attempt = self.state.attempt
         free = [at for at in EVERYWHERE if attempt.may_write(at)]
+=======
+        claim = self.state.claim
+        assert claim is not None
+        free = [at for at in EVERYWHERE if claim.may_write(at)]
+>>>>>>> 6f9ead22 (Split what is captured of a node from its receipt; call a claim a claim)
         group = sorted(draw(st.lists(st.sampled_from(free), unique=True))) if free else []
         records = [Record(at, {} if draw(st.booleans()) else None) for at in group]
         retires = draw(st.lists(st.sampled_from(self.state.epochs or [Position(9)]), unique=True))
-        upto = draw(st.none() | POSITIONS.filter(lambda at: at >= attempt.upto))
-        begin = attempt.number
-        self.append(CommitEntry, begin=begin, records=records, retires=retires, upto=upto)
+        upto = draw(st.none() | POSITIONS.filter(lambda at: at >= claim.upto))
+        number = claim.number
+        self.append(CommitEntry, claim=number, records=records, retires=retires, upto=upto)
 
     def _rewind(self, draw: Any) -> None:
         self.append(RewindEntry, after=draw(st.none() | POSITIONS))
@@ -195,8 +201,8 @@ def test_an_entry_out_of_place_is_corrupt(history: History, data: st.DataObject)
 
 
 BODIES: dict[type[LogEntry], dict[str, Any]] = {
-    BeginEntry: {"upto": Position(0), "label": 99},
-    CommitEntry: {"begin": None, "records": []},
+    ClaimEntry: {"upto": Position(0), "retry": 99},
+    CommitEntry: {"claim": None, "records": []},
     RewindEntry: {"only": Position(0)},
     RetireEntry: {"epochs": [Position(0)]},
     DoneEntry: {"epoch": Position(0)},
@@ -217,8 +223,8 @@ def test_an_entry_of_a_run_that_was_taken_over_is_corrupt(
 
 FIRST: list[tuple[type[LogEntry], dict[str, Any]]] = [
     (RunEntry, {"nodes": ["a"], "info": {}}),
-    (BeginEntry, {"upto": Position(3), "label": 2}),
-    (CommitEntry, {"begin": 1, "records": [Record(Position(1), {})]}),
+    (ClaimEntry, {"upto": Position(3), "retry": 2}),
+    (CommitEntry, {"claim": 1, "records": [Record(Position(1), {})]}),
 ]
 
 
@@ -230,10 +236,10 @@ def first_state() -> State:
 @pytest.mark.parametrize(
     ("kind", "body", "told"),
     [
-        (BeginEntry, {"upto": Position(9), "label": 2}, "label 2 was used before"),
-        (CommitEntry, {"begin": 0, "records": []}, "attempt 0 is over, or never began"),
-        (CommitEntry, {"begin": 1, "records": [Record(Position(1), {})]}, "1 follows epoch 1"),
-        (CommitEntry, {"begin": 1, "records": [Record(Position(4), {})]}, "4 was never claimed"),
+        (ClaimEntry, {"upto": Position(9), "retry": 2}, "retry number 2 was used before"),
+        (CommitEntry, {"claim": 0, "records": []}, "claim 0 is over, or never began"),
+        (CommitEntry, {"claim": 1, "records": [Record(Position(1), {})]}, "1 follows epoch 1"),
+        (CommitEntry, {"claim": 1, "records": [Record(Position(4), {})]}, "4 was never claimed"),
     ],
 )
 def test_an_entry_that_contradicts_those_before_is_corrupt(
@@ -283,7 +289,7 @@ def test_details_survive_with_nan_and_infinities(value: Any) -> None:
 def test_what_the_log_claims_and_keeps_no_record_of_is_left_over() -> None:
     state = first_state()
     others = [(Position(5), 0), (Position(2), 7)]
-    state.apply(make_entry(BeginEntry, 3, "r", upto=Position(9), label=8, strangers=others))
+    state.apply(make_entry(ClaimEntry, 3, "r", upto=Position(9), retry=8, strangers=others))
 
     def left_over() -> list[str]:
         names = ["a.1", "a.2", "a.2.r7", "a.2.r8", "a.5", "a.9", "a.9.r8", "a.10", "b.2"]
@@ -295,14 +301,14 @@ def test_what_the_log_claims_and_keeps_no_record_of_is_left_over() -> None:
     assert state.epochs == []
     assert "a.1" not in left_over()  # a rewind deletes nothing
     restored = Record(Position(1), {"a": Store("a.1", "0", 0)})
-    state.apply(make_entry(CommitEntry, 5, "r", begin=None, records=[restored]))
+    state.apply(make_entry(CommitEntry, 5, "r", claim=None, records=[restored]))
     state.apply(make_entry(RetireEntry, 6, "r", epochs=[Position(1)]))
     assert "a.1" in left_over()
     state.apply(make_entry(EndEntry, 7, "r"))
     repair = make_entry(RunEntry, 8, "s", nodes=[], info={}, is_repair=True)
     state.apply(repair)
     kept = state.strangers_among(["a.2", "a.9.r8", "notes"])
-    state.apply(make_entry(BeginEntry, 9, "s", upto=Position(9), label=9, strangers=kept))
+    state.apply(make_entry(ClaimEntry, 9, "s", upto=Position(9), retry=9, strangers=kept))
     assert left_over() == ["a.1", "a.2.r8", "a.9"]
 
 

@@ -8,7 +8,7 @@ no further step, which nobody can tell from one that is slow; so each state is a
 All reachable states are visited (of the larger cases by ``pytest -m nightly``), and in each:
 
 - the log can be read, and every epoch that is recorded, or was set aside, is whole on disk;
-- no store is written by two attempts;
+- no store is written by two claims;
 - what was acknowledged (a commit, a pin) is in the log, and what was pinned is recorded;
 - every store that counts for nothing is known to the log as something to be deleted, and what another
   program made stays.
@@ -29,7 +29,7 @@ import pytest
 
 from jobrunner import CheckpointCorruptError, CheckpointError, CommitConflictError
 from jobrunner.checkpoint.log.entries import (
-    BeginEntry,
+    ClaimEntry,
     CommitEntry,
     EndEntry,
     Entry,
@@ -44,7 +44,7 @@ from jobrunner.checkpoint.log.entries import (
     record_in,
 )
 from jobrunner.checkpoint.log.log_writer import LogWriter, make_entry
-from jobrunner.checkpoint.log.state import Attempt, State
+from jobrunner.checkpoint.log.state import Claim, State
 from jobrunner.names import parse_store_name
 from jobrunner.positions import Position
 from tests.sampling import sampled
@@ -68,7 +68,7 @@ Item = TypeVar("Item", bound=Hashable)
 
 
 class StoreThere(NamedTuple):
-    """What lies under a name, and which attempt of which run has written it."""
+    """What lies under a name, and by which claim of which run it was written."""
 
     name: str
     status: Status
@@ -117,7 +117,7 @@ class Place:
     stage: Stage | None = None
     known: str = ""
     late: tuple[str, ...] = ()
-    """Stores of an abandoned attempt that a slow worker still writes."""
+    """Stores of an abandoned save that a slow worker still writes."""
     ordered: int = -1
     """The last epoch that workers were told to write."""
     promised: frozenset[str] = frozenset()
@@ -185,8 +185,8 @@ class Storage:
     def names(self) -> list[str]:
         return list(self._ask(Request("names")))
 
-    def put(self, name: str, status: Status, attempt: int) -> None:
-        self._ask(Request("put", StoreThere(name, status, f"{self._name} {attempt}")))
+    def put(self, name: str, status: Status, claim: int) -> None:
+        self._ask(Request("put", StoreThere(name, status, f"{self._name} {claim}")))
 
     def delete(self, name: str) -> None:
         self._ask(Request("delete", name))
@@ -303,35 +303,35 @@ class Actor:
             return Stage("write_late", ())
         state = self._writer.check_held()
         first = _after(state.latest, 1).epoch
-        attempt = self._writer.begin(_after(state.latest, groups[0]), ["a.4"])
-        return Stage("write", (attempt, first, groups))
+        claim = self._writer.claim(_after(state.latest, groups[0]), ["a.4"])
+        return Stage("write", (claim, first, groups))
 
-    def write(self, attempt: Attempt, first: int, groups: tuple[int, ...]) -> Stage:
+    def write(self, claim: Claim, first: int, groups: tuple[int, ...]) -> Stage:
         """Write the stores of a group, which no entry needs to claim."""
         epochs = [Position(first + i) for i in range(groups[0])]
         self.ordered = max(self.ordered, epochs[-1].epoch)
-        names = [self._store_name(attempt, epoch) for epoch in epochs]
+        names = [self._store_name(claim, epoch) for epoch in epochs]
         if self._mutant == "writes above its claim":
-            names.append(self._store_name(attempt, Position(first + groups[0])))
+            names.append(self._store_name(claim, Position(first + groups[0])))
         try:
             for name in names:
-                self.storage.put(name, "part", attempt.number)
+                self.storage.put(name, "part", claim.number)
             if self._mutant != "commits before all is written":
                 for name in names:
-                    self.storage.put(name, "whole", attempt.number)
+                    self.storage.put(name, "whole", claim.number)
         except OSError:
-            return Stage("abandon", (attempt, first, groups))
-        return Stage("commit", (attempt, first, groups))
+            return Stage("abandon", (claim, first, groups))
+        return Stage("commit", (claim, first, groups))
 
-    def _store_name(self, attempt: Attempt, at: Position) -> str:
-        return f"a.{at}" if self._mutant == "uses names again" else attempt.store_name("a", at)
+    def _store_name(self, claim: Claim, at: Position) -> str:
+        return f"a.{at}" if self._mutant == "uses names again" else claim.store_name("a", at)
 
-    def commit(self, attempt: Attempt, first: int, groups: tuple[int, ...]) -> Stage:
+    def commit(self, claim: Claim, first: int, groups: tuple[int, ...]) -> Stage:
         """Record a group, retire all others, and claim the names of the next group."""
         try:
             state = self._writer.check_held()
             epochs = [Position(first + i) for i in range(groups[0])]
-            records = [record_of(epoch, self._store_name(attempt, epoch)) for epoch in epochs]
+            records = [record_of(epoch, self._store_name(claim, epoch)) for epoch in epochs]
             retires = [at for at in state.epochs if at not in state.pins]
             stores = [self._name_in_log(state.recorded[at], at) for at in retires]
             if self._mutant == "deletes before the entry":
@@ -339,7 +339,7 @@ class Actor:
                     self.storage.delete(name)
             self._append(
                 CommitEntry,
-                begin=attempt.number,
+                claim=claim.number,
                 records=records,
                 retires=retires,
                 upto=_after(epochs[-1], groups[1]) if len(groups) > 1 else None,
@@ -347,44 +347,44 @@ class Actor:
         except CommitConflictError:
             raise
         except CheckpointError:
-            return Stage("abandon", (attempt, first, groups))
+            return Stage("abandon", (claim, first, groups))
         if self._mutant == "commits before all is written":
             for epoch in epochs:
-                self.storage.put(self._store_name(attempt, epoch), "whole", attempt.number)
+                self.storage.put(self._store_name(claim, epoch), "whole", claim.number)
         after = Stage("write_late")
         if len(groups) > 1:
-            after = Stage("write", (attempt, first + groups[0], groups[1:]))
+            after = Stage("write", (claim, first + groups[0], groups[1:]))
         if self._mutant == "deletes what was pinned":
             return Stage("sweep", (tuple(stores), after))
         return self._sweep(self._writer.known(), stores, after)
 
-    def abandon(self, attempt: Attempt, first: int, groups: tuple[int, ...]) -> Stage:
+    def abandon(self, claim: Claim, first: int, groups: tuple[int, ...]) -> Stage:
         epochs = [Position(first + i) for i in range(groups[0])]
-        names = [self._store_name(attempt, epoch) for epoch in epochs]
+        names = [self._store_name(claim, epoch) for epoch in epochs]
         after = Stage("begin", (groups[1:],))
         state = self._writer.check_held()
         if self._mutant == "deletes after a lost answer":
             return Stage("sweep", (tuple(names), after))
         if epochs[-1] not in state.recorded:
             # A slow worker may still write.
-            self.late = (*names, str(attempt.number))
+            self.late = (*names, str(claim.number))
         return self._sweep(state, names, after)
 
     def write_late(self) -> Stage:
-        """What a slow worker does that was told of no abandoned attempt."""
+        """What a slow worker does that was told of no abandoned save."""
         if self.late:
-            *names, attempt = self.late
+            *names, claim = self.late
             for name in names:
-                self.storage.put(name, "part", int(attempt))
+                self.storage.put(name, "part", int(claim))
         return Stage("end")
 
     def end(self) -> None:
         state = self._writer.known()
         upto = None
-        if state.attempt is not None:
+        if state.claim is not None:
             upto = Position(self.ordered)
             if self._mutant == "gives back names in use":
-                upto = state.attempt.last or state.attempt.after
+                upto = state.claim.last or state.claim.after
         self._append(EndEntry, upto=upto)
 
     def _append(self, kind: type[Any], **fields: Any) -> LogEntry:
@@ -460,8 +460,8 @@ class Model:
         zero, one = Position(0), Position(1)
         said: list[tuple[type[Any], dict[str, Any]]] = [
             (RunEntry, {"nodes": ["a"], "info": {}}),
-            (BeginEntry, {"upto": zero, "label": 1}),
-            (CommitEntry, {"begin": 1, "records": [record_of(zero, "a.0")], "upto": one}),
+            (ClaimEntry, {"upto": zero, "retry": 1}),
+            (CommitEntry, {"claim": 1, "records": [record_of(zero, "a.0")], "upto": one}),
         ]
         for number, (kind, body) in enumerate(said):
             entry = make_entry(kind, number, "first", **body)
@@ -589,7 +589,7 @@ class Model:
                 state.apply(entry)
                 if isinstance(entry, CommitEntry):
                     names = [record.stores["a"].name for record in entry.records]
-                    kept |= dict.fromkeys(names, f"{entry.run} {entry.begin}")
+                    kept |= dict.fromkeys(names, f"{entry.run} {entry.claim}")
                     for at in entry.retires:
                         if at in before and at not in state.recorded:
                             commit = parse_entry(self.entries[world.log[before[at]]], "")

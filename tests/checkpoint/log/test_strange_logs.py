@@ -32,7 +32,7 @@ Edit = Callable[[int, Callable[[dict[str, Any]], object]], Path]
 
 @pytest.fixture
 def path(node_run: NodeRun) -> Path:
-    """Two epochs, each with its own attempt: entries 1 and 3 begin these, 2 and 4 record them."""
+    """Two epochs, each with its own claim: entries 1 and 3 begin these, 2 and 4 record them."""
     for epoch in (0, 2):
         node_run.save(epoch, {"w": np.arange(3) + epoch}, details={"metrics": {"loss": 0.5}})
     node_run.end()
@@ -109,8 +109,8 @@ def test_states_that_no_run_has_kept_are_not_used(path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "fields", "told"),
     [
-        ("begin", {"upto": 10**18, "label": 3}, r"invalid field.*\$\.upto"),
-        ("begin", {"upto": 9, "label": 1}, "label 1 was used before"),
+        ("claim", {"upto": 10**18, "retry": 3}, r"invalid field.*\$\.upto"),
+        ("claim", {"upto": 9, "retry": 1}, "retry number 1 was used before"),
         ("pin", {"epoch": f"{10**18}.s1", "label": "x"}, "invalid field"),
     ],
 )

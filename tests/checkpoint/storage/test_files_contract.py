@@ -92,6 +92,7 @@ def test_written_bytes_are_read_back(place: Place) -> None:
     path = f"{root}/d/x"
     assert place.write("d/x", [b"abc", b"", b"de"]) == xxh3_128_hexdigest(b"abcde")
     assert files.read(path) == b"abcde"
+    assert files.is_writable(root)
     files.put(path, bytes(range(100)))
     assert files.read(path) == bytes(range(100))
     target = bytearray(100)
@@ -315,7 +316,7 @@ def test_pickled_files_write_durably(place: Place) -> None:
     files, root = pickle.loads(pickle.dumps(place.files)), place.root
     assert files.reaches(root)
     place.write("before", [b"0"])
-    with files.durable(root, ["a"]):
+    with files.making_durable(root, ["a"]):
         place.write("a/b", [b"1"])
         files.sync_path(f"{root}/a/b")
     assert sorted(files.list_names(root)) == ["a", "before"]

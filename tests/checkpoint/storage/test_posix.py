@@ -37,7 +37,7 @@ def unlistable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_an_unlistable_directory_does_not_count_as_durable(unlistable: Path) -> None:
     with (
         pytest.raises(OSError, match="disk is broken"),
-        FsyncFiles().durable(str(unlistable), ["a"]),
+        FsyncFiles().making_durable(str(unlistable), ["a"]),
     ):
         pass
 

@@ -1,4 +1,4 @@
-"""What all runs of a directory have recorded, read from its log."""
+"""What all runs of a directory have recorded of epochs, read from its log."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def check_metadata(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
     return metadata
 
 
-def read_history(entries: Iterable[LogEntry]) -> list[dict[str, Any]]:
-    """What the records say, in the order of epochs; see `MultiNodeCheckpointManager.history`."""
+def read_past_epochs(entries: Iterable[LogEntry]) -> list[dict[str, Any]]:
+    """What the records say, in the order of epochs; see `MultiNodeCheckpointManager.past_epochs`."""
     rows: dict[Position, dict[str, Any]] = {}
     for entry in entries:
         if isinstance(entry, RewindEntry):

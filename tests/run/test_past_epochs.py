@@ -40,8 +40,8 @@ def test_the_history_has_the_epochs_of_all_runs_also_removed_ones(run):
     run(2, keep=KeepLast(1))
     manager, last = run(4, keep=KeepLast(1))
     assert manager.epochs() == [2, 4]
-    assert brief(manager.history()) == [(0, None), (1, 1), (2, 2), (3, 3), (4, 4)]
-    assert len({row["run"] for row in manager.history()}) == 2
+    assert brief(manager.past_epochs()) == [(0, None), (1, 1), (2, 2), (3, 3), (4, 4)]
+    assert len({row["run"] for row in manager.past_epochs()}) == 2
     assert [row["n"] for row in last.metrics] == [3, 4]
     assert run(4)[1].metrics == []  # a finished job runs nothing
 
@@ -49,9 +49,9 @@ def test_the_history_has_the_epochs_of_all_runs_also_removed_ones(run):
 def test_epochs_that_were_run_again_count_once(run):
     run(3)
     manager, _ = run(4, resume=1)
-    assert brief(manager.history()) == [(0, None), (1, 1), (2, 2), (3, 3), (4, 4)]
+    assert brief(manager.past_epochs()) == [(0, None), (1, 1), (2, 2), (3, 3), (4, 4)]
     manager, _ = run(1, resume=None)
-    assert brief(manager.history()) == [(0, None), (1, 1)]
+    assert brief(manager.past_epochs()) == [(0, None), (1, 1)]
 
 
 def test_metrics_are_a_table_with_a_row_for_each_epoch(run):
@@ -74,7 +74,7 @@ def test_the_history_goes_on_after_a_repair_of_the_log(run, tmp_path):
     repair_log(MultiNodeCheckpointManager(tmp_path / "k").directory)
     manager, _ = run(6)
     # The store of epoch 3 says what its record did; that of epoch 1 was removed.
-    assert brief(manager.history()) == [(0, None), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6)]
+    assert brief(manager.past_epochs()) == [(0, None), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6)]
 
 
 def test_metadata_is_recorded_and_shown(run):
