@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from jobrunner.checkpoint.node_capture import Encoding, encode_node
 from jobrunner.checkpoint.store import layout
-from jobrunner.checkpoint.worker_save import Encoding, encode_node
 from jobrunner.testing import assert_identical
 from jobrunner.workspace.workspace import Workspace
 from tests.sampling import examples
