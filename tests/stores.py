@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jobrunner.checkpoint import Decoder, encode_blobs
+from jobrunner.checkpoint.store.document import STORE_FORMAT, StoreEntry
 from jobrunner.checkpoint.store.layout import lay_out
 from jobrunner.checkpoint.store.store_reader import StoreReader
 from jobrunner.checkpoint.store.store_writer import StoreWriter, write_stores
@@ -17,8 +18,8 @@ from jobrunner.testing import FaultyFiles
 def write_store(directory: Path | str, encoded: Mapping[str, Any]) -> StoreReader:
     """Write encoded blobs as the store of node "n" at epoch 0; return its reader."""
     files = FaultyFiles(sync=False)
-    about = {"node": "n", "epoch": 0, "run": "r"}
-    writer = StoreWriter(files, f"{directory}/n.0", lay_out(encoded, about))
+    entry = StoreEntry(STORE_FORMAT, "n", 0, "r", {})
+    writer = StoreWriter(files, f"{directory}/n.0", lay_out(encoded, entry))
     write_stores(files, [writer])
     return StoreReader(files, str(directory), "n.0", writer.sha256)
 

@@ -408,24 +408,25 @@ def _join_chunks(
     nbytes = {node: part.type.nbytes for node, part in rows[0].items()}
     is_small = max(nbytes.values()) < _SMALL_BYTES
     epochs_at_once = 1
-    digests: list[dict[str, str]] = []  # of large values, by epoch and node
+    documents: list[list[StoreDocument]] = []  # of large values, by epoch and node
     if is_small:
         longest = max(sum(nbytes[node] for node in chunk) for chunk in chunks)
         epochs_at_once = max(1, CHUNK_BYTES // max(1, longest))
     else:
         chunks = [[node] for node in nbytes]
-        digests = _read_digests(blob, rows, axis)
+        parts = [list(row.values()) for row in rows]
+        documents = EpochChunk(blob, parts, axis).read_documents()
     columns = []
     for i in range(0, len(rows), epochs_at_once):
         pieces = []
-        for nodes in chunks:
+        for j, nodes in enumerate(chunks):
             cut_rows = [[row[node] for node in nodes] for row in rows[i : i + epochs_at_once]]
             chunk = EpochChunk(blob, cut_rows, axis)
             # What a chunk contains names the task that reads it: a large value that several epochs
             # have is one task then.
             content: list[Any] = [part.reader.identity for row in cut_rows for part in row]
             if not is_small:
-                content = [digests[i][nodes[0]]]
+                content = [cut_rows[0][0].reader.digest(documents[i][j], blob)]
             name = f"{blob}-{tokenize(content, axis)}"
             read = delayed(EpochChunk.read)(chunk, dask_key_name=name)
             dtype = cut_rows[0][0].type.dtype
@@ -433,17 +434,3 @@ def _join_chunks(
         columns.append(dask.array.concatenate(pieces, 1 if axis is None else axis + 1))
     array: Array = dask.array.concatenate(columns)
     return array
-
-
-def _read_digests(
-    blob: str, rows: Sequence[Mapping[str, EpochValue]], axis: int | None
-) -> list[dict[str, str]]:
-    """The digests of values, by epoch and node; raises CheckpointError if these are not alike."""
-    parts = [list(row.values()) for row in rows]
-    digests = []
-    for row, documents in zip(rows, EpochChunk(blob, parts, axis).read_documents(), strict=True):
-        of_epoch = {}
-        for (node, part), document in zip(row.items(), documents, strict=True):
-            of_epoch[node] = part.reader.digest(document, blob)
-        digests.append(of_epoch)
-    return digests

@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import Any
 
 import msgspec
 
+from jobrunner.checkpoint.encoding import ArrayPart
 from jobrunner.checkpoint.history_writer import HistoryWriters
 from jobrunner.checkpoint.log import NodeContents, Record
 from jobrunner.checkpoint.node_capture import (
@@ -30,8 +30,11 @@ from jobrunner.checkpoint.storage import (
 )
 from jobrunner.checkpoint.store import (
     NO_STORE,
+    STORE_FORMAT,
     Former,
     HistoryMark,
+    RecordEntry,
+    StoreEntry,
     StoreWriter,
     lay_out,
     write_stores,
@@ -71,32 +74,25 @@ class SaveOrder:
         return next(reversed(self.stores))
 
     def describe(
-        self,
-        node: str,
-        at: Position,
-        contents: NodeContents,
-        histories: Mapping[str, HistoryMark],
-    ) -> dict[str, Any]:
-        """What a store's document says of it."""
-        described: dict[str, Any] = {
-            "node": node,
-            "epoch": at.to_json(),
-            "run": self.run,
-            "claim": self.claim,
-        }
-        if histories:
-            described["histories"] = histories
-        if contents.states:
-            described["states"] = contents.states
-        if contents.classes:
-            described["classes"] = contents.classes
+        self, node: str, at: Position, contents: NodeContents, histories: dict[str, HistoryMark]
+    ) -> StoreEntry:
+        """What a store's document says of it, but for its blobs."""
+        entry = StoreEntry(
+            STORE_FORMAT,
+            node,
+            at.to_json(),
+            self.run,
+            blobs={},
+            histories=histories,
+            claim=self.claim,
+            states=contents.states,
+            classes=contents.classes,
+        )
         if node == next(iter(self.stores[at])):
             record = self.records[at]
             details = {name: value for name, value in record.details.items() if name != "timing"}
-            described["record"] = {"nodes": list(self.stores[at]), "details": details}
-            if record.histories:
-                described["record"]["histories"] = record.histories
-        return described
+            entry.record = RecordEntry(list(self.stores[at]), details, record.histories)
+        return entry
 
 
 class Receipt(msgspec.Struct, array_like=True, frozen=True):
@@ -365,14 +361,14 @@ class SaveQueue:
                 workspaces[node],
                 capture.histories,
             )
-            described = order.describe(node, at, capture.facts.contents, marks)
+            entry = order.describe(node, at, capture.facts.contents, marks)
             name = order.stores[at][node]
-            writer = _plan_store(order, name, capture, described, workspaces[node].stored)
+            writer = _plan_store(order, name, capture, entry, workspaces[node].stored)
             stores[node] = _NewStore(name, writer, capture.facts)
         return stores
 
 
-def _copy(part: Any) -> None:
+def _copy(part: ArrayPart) -> None:
     part.data = part.data.copy()
 
 
@@ -380,11 +376,11 @@ def _plan_store(
     order: SaveOrder,
     name: str,
     capture: NodeCapture,
-    described: dict[str, Any],
+    entry: StoreEntry,
     last: StoredAs | None,
 ) -> StoreWriter:
     """Plan a store; `last` is that of the node before, to whose files it may link its own."""
-    layout = lay_out(capture.blobs, described)
+    layout = lay_out(capture.blobs, entry)
     former = NO_STORE
     if last is not None and last.store[0] == order.path:
         former = Former(join_path(order.path, last.store[1]), last.files)

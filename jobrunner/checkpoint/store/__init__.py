@@ -11,8 +11,10 @@ from jobrunner.checkpoint.store.array_document import GROUP, describe_array
 from jobrunner.checkpoint.store.chunks import Grid
 from jobrunner.checkpoint.store.document import (
     DOCUMENT_MOST_BYTES,
+    STORE_FORMAT,
     RecordEntry,
     StoreDocument,
+    StoreEntry,
     is_sealed,
 )
 from jobrunner.checkpoint.store.history_reader import (

@@ -26,7 +26,6 @@ from jobrunner.checkpoint.store.array_document import GROUP, File, describe_arra
 from jobrunner.checkpoint.store.chunks import Grid, Zstd, is_text, plan_chunks, to_memory
 from jobrunner.checkpoint.store.document import (
     STACKS,
-    STORE_FORMAT,
     ArrayFiles,
     BlobEntry,
     RowPlace,
@@ -83,9 +82,9 @@ class StoreLayout:
         return ArrayFiles(array.path, array.files)  # the same list
 
 
-def lay_out(blobs: Mapping[str, EncodedBlob], described: Mapping[str, Any]) -> StoreLayout:
-    """Plan a store; `described` are the other fields of its `StoreEntry`."""
-    layout = StoreLayout(StoreEntry(STORE_FORMAT, **described, blobs={}))
+def lay_out(blobs: Mapping[str, EncodedBlob], entry: StoreEntry) -> StoreLayout:
+    """Plan a store; `entry` says of it all that is known without the blobs, which are added."""
+    layout = StoreLayout(entry)
     rows = _add_stacks(layout, blobs)
     with_arrays = []  # of their own
     for name, blob in blobs.items():
