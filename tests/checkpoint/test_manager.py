@@ -7,12 +7,8 @@ import math
 import os
 import pickle
 import threading
-<<<<<<< HEAD
 from collections.abc import Iterator, Mapping
-=======
-from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
->>>>>>> 6f9ead22 (Split what is captured of a node from its receipt; call a claim a claim)
 from pathlib import Path
 from typing import Any
 

@@ -152,7 +152,7 @@ class Killer:
 
 
 def of_store(method: str, part: str) -> Aim:
-    """At a request for a path that has such a part; a store of a later attempt has a label."""
+    """At a request for a path that has such a part; a store of a later save has another name."""
     return lambda request: request.method == method and re.search(part, request.path)
 
 

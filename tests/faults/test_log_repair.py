@@ -142,7 +142,7 @@ def kinds_of(path: Path) -> list[str]:
 
 
 def last_claim(path: Path) -> int:
-    """The number of the newest ``begin``."""
+    """The number of the newest ``claim``."""
     kinds = kinds_of(path)
     return len(kinds) - 1 - kinds[::-1].index("claim")
 

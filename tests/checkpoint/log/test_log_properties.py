@@ -93,14 +93,8 @@ class History:
         self.append(ClaimEntry, upto=draw(POSITIONS), retry=retry)
 
     def _commit(self, draw: Any) -> None:
-<<<<<<< HEAD
-        attempt = self.state.attempt
-        free = [at for at in EVERYWHERE if attempt.may_write(at)]
-=======
         claim = self.state.claim
-        assert claim is not None
         free = [at for at in EVERYWHERE if claim.may_write(at)]
->>>>>>> 6f9ead22 (Split what is captured of a node from its receipt; call a claim a claim)
         group = sorted(draw(st.lists(st.sampled_from(free), unique=True))) if free else []
         records = [Record(at, {} if draw(st.booleans()) else None) for at in group]
         retires = draw(st.lists(st.sampled_from(self.state.epochs or [Position(9)]), unique=True))
