@@ -270,7 +270,7 @@ def list_runs(
         lines.append(f"Not looked into, because this user may not read them: {names}.")
     lines += [f"{row['name']} is damaged: {row['error']}" for row in rows if "error" in row]
     if rows:
-        first = os.path.join(path, search.names[0])
+        first = os.path.join(path, rows[0]["name"])
         lines.append(f"To list the epochs of one: jobrunner ls {first}")
     else:
         lines.append(f"No run was found below {path}.")
@@ -486,8 +486,7 @@ def compare(first: Directory, second: Directory) -> CommandOutput:
     if row is not None:
         a, b = row["a"], row["b"]
         lines.append(f"The metrics first differ at epoch {row['epoch']}:")
-        metrics = [{"name": name, "a": a.get(name), "b": b.get(name)} for name in {**a, **b}]
-        lines += draw_table(METRIC_COLUMNS, metrics)
+        lines += draw_table(METRIC_COLUMNS, _differing_metrics(a, b))
     if epoch is not None:
         lines.append(f"The first blobs that differ are those of epoch {epoch}:")
         *differences, summary = difference.splitlines()
@@ -501,6 +500,17 @@ def compare(first: Directory, second: Directory) -> CommandOutput:
     data = {"a": first.path, "b": second.path, "is_equal": is_equal, **data}
     exit_code = 0 if is_equal else DIFFERENT
     return CommandOutput(data, lines, exit_code)
+
+
+def _differing_metrics(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The metrics that differ; those of single nodes only where the metric of all does not."""
+    rows: dict[str, dict[str, Any]] = {}
+    for name in {**a, **b}:
+        row = {"name": name, "a": a.get(name), "b": b.get(name)}
+        is_equal = show(row["a"]) == show(row["b"])  # NaN is, too
+        if not is_equal and name.partition("/")[2] not in rows:
+            rows[name] = row
+    return list(rows.values())
 
 
 @main.command("report")

@@ -27,6 +27,8 @@ from jobrunner.texts import (
 
 LONG_SECONDS = 1.0
 """What has run for this long is shown before it ends."""
+LEAST_SECONDS = 5e-5
+"""What takes less is not worth its place."""
 MOST_ROWS = 200
 """Of a table on a page."""
 LINE_METRICS = 20
@@ -87,7 +89,7 @@ def times(run: RunNow) -> list[str]:
     texts = []
     if run.epoch_seconds:
         pace = f"{format_seconds(run.epoch_seconds)} an epoch"
-        if run.saves or run.failed_saves:
+        if run.save_seconds >= LEAST_SECONDS:
             pace += f" + {format_seconds(run.save_seconds)} a save"
         texts.append(pace)
     if run.eta_seconds is not None:

@@ -13,6 +13,7 @@ import pytest
 from jobrunner import MultiNodeCheckpointManager, register_codec
 from jobrunner.checkpoint.log.log_writer import STATE_INTERVAL
 from jobrunner.cli.show import list_epochs
+from jobrunner.cli.tables import join_cells
 from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles, FaultyObjects
 from tests.checkpoint.encoding.kinds_of_values import Unset
@@ -183,3 +184,14 @@ def test_a_directory_that_holds_others_names_them(runs: Path, tmp_path: Path) ->
         result = invoke(*command)
         assert result.exit_code == 6
         assert "contains checkpoint directories: runs" in result.output
+
+
+def test_a_table_that_is_too_wide_continues_below_each_row() -> None:
+    columns = [["RUN", "a  "], ["STATE  ", "stopped"], ["METRICS ", "loss=0.1"], ["AT", "7 "]]
+    assert join_cells(columns, 26) == ["RUN  STATE    METRICS   AT", "a    stopped  loss=0.1  7"]
+    assert join_cells(columns, 20) == [
+        "RUN  STATE",
+        "      METRICS   AT",
+        "a    stopped",
+        "      loss=0.1  7",
+    ]

@@ -144,8 +144,8 @@ def test_a_report_is_of_a_directory_its_manager_or_its_story(tmp_path: Path) -> 
 
 
 def test_a_run_whose_client_was_killed_is_counted_beside_the_losses() -> None:
-    assert "runs that broke off" not in text_of(page_of_run())
-    assert "runs that broke off" in text_of(page_of_run(state="lost"))
+    assert "lost runs" not in text_of(page_of_run())
+    assert "lost runs" in text_of(page_of_run(state="lost"))
 
 
 def test_the_checkpoints_that_can_be_loaded_are_listed() -> None:
