@@ -136,8 +136,8 @@ def _name_input(value: Any) -> str:
 def code_of(fn: Any) -> str:
     """Digest of a function's code: 16 hexadecimal digits.
 
-    It covers nested functions, and the functions and classes of the function's own module that its
-    code names, and so on, but neither defaults nor other modules. Of a partial it covers also the
+    It covers nested functions, the functions and classes of the function's own module that its code
+    names, and what these name, but neither defaults nor other modules. Of a partial it covers also the
     functions among its arguments; of a decorated function, both functions; of a method or another
     callable, its class.
     """
@@ -210,7 +210,8 @@ def _of_wrapped(value: Any) -> list[Any]:
 def _of_module(module: str, values: Iterable[Any]) -> list[Any]:
     """Those of the values that are functions and classes of a module."""
     kinds = (FunctionType, type)
-    return [v for v in values if isinstance(v, kinds) and v.__module__ == module]
+    # By their types: `isinstance` would ask a proxy for the class of what it stands for.
+    return [v for v in values if issubclass(type(v), kinds) and v.__module__ == module]
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
