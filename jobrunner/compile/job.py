@@ -49,7 +49,7 @@ def compile_job(job: Job) -> Plan:
     configured = find_configured(job, checkpointed, global_blobs)
     replicated, partitions = find_shared(job, configured)
     groups, lasting_blobs = _compile_groups(job, global_blobs)
-    code = dict(_codes(job))
+    structure, code = _digests_of_tasks(job, global_blobs)
     each_step = [task for task in job.epoch_group.tasks() if task.every == 1]
     plan = Plan(
         job=job.name,
@@ -72,7 +72,7 @@ def compile_job(job: Job) -> Plan:
         array_options=find_array_options(job, configured),
         histories=find_histories(job, configured),
         parameters=job.parameters,
-        structure=dict(_structures(job, global_blobs)),
+        structure=structure,
         code=code,
         can_batch="epoch_end" not in groups,
     )
@@ -148,12 +148,6 @@ def _transient_blobs(tasks: Iterable[Task]) -> Iterator[BlobKey]:
                 yield blob.key
 
 
-def _structures(job: Job, global_blobs: Collection[BlobKey]) -> Iterator[tuple[str, str]]:
-    for name, group in job.groups.items():
-        for task in group.tasks():
-            yield f"{name}:{task.full_name}", structure_of(task, global_blobs)
-
-
 def _nodes_with_kinds(job: Job, code: Mapping[str, str]) -> Iterator[PlannedNode]:
     in_epochs: dict[str, list[tuple[Task, str]]] = {}
     for name in ("epoch", "epoch_end"):
@@ -166,13 +160,21 @@ def _nodes_with_kinds(job: Job, code: Mapping[str, str]) -> Iterator[PlannedNode
         yield structs.replace(node, kind=kind_of(in_epochs.get(node.name, ())))
 
 
-def _codes(job: Job) -> Iterator[tuple[str, str]]:
-    digests: dict[int, str] = {}  # of functions, which many tasks share
+def _digests_of_tasks(
+    job: Job, global_blobs: Collection[BlobKey]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The digests of each task's structure, and of its code, by group, node and task."""
+    structure: dict[str, str] = {}
+    code: dict[str, str] = {}
+    of_functions: dict[int, str] = {}  # which many tasks share
     for name, group in job.groups.items():
         for task in group.tasks():
-            if id(task.fn) not in digests:
-                digests[id(task.fn)] = code_of(task.fn)
-            yield f"{name}:{task.full_name}", task_code(task, digests[id(task.fn)])
+            key = f"{name}:{task.full_name}"
+            if id(task.fn) not in of_functions:
+                of_functions[id(task.fn)] = code_of(task.fn)
+            structure[key] = structure_of(task, global_blobs)
+            code[key] = task_code(task, of_functions[id(task.fn)])
+    return structure, code
 
 
 def compile_group(group: TaskGroup, global_blobs: BlobNames) -> GroupPlan:

@@ -104,8 +104,8 @@ def finish(
             parts = _split(task, box)
         for i in range(len(parts)):
             settle(parts, i)
-    if task.updates:
-        _settle_updates(task)
+    for slot in task.updates:
+        settle(slot.values[slot.key].box)
     if task.puts_rows:
         _put_rows(task, parts)
     if task.captures:
@@ -128,11 +128,6 @@ def _apply(task: PreparedTask, update: BlobUpdate) -> None:
             f"outputs. A task that returns a BlobUpdate must not name outputs."
         )
     task.workspace.apply(update)
-
-
-def _settle_updates(task: PreparedTask) -> None:
-    for slot in task.updates:
-        settle(slot.values[slot.key].box)
 
 
 def _put_rows(task: PreparedTask, parts: list[Any]) -> None:
