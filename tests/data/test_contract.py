@@ -1,15 +1,11 @@
 """What every reader promises: it goes on at each record, after each error, and in each shard."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
 
 import cloudpickle
 import dask.bag
@@ -18,7 +14,6 @@ import pytest
 
 from jobrunner import DefinitionError, JobRunnerError, PlanMismatchError
 from jobrunner.data import (
-    DataReader,
     EndOfData,
     Reader,
     from_dask,
@@ -31,7 +26,7 @@ N = 24
 
 
 @pytest.fixture(autouse=True)
-def collected() -> Iterator[None]:
+def collected():
     """Tracebacks refer to readers, whose threads end when nothing does."""
     yield
     gc.collect()
@@ -40,21 +35,21 @@ def collected() -> Iterator[None]:
 class Fault:
     """Fails at some calls."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.calls, self.bad = 0, frozenset[int]()
 
-    def __call__(self) -> None:
+    def __call__(self):
         self.calls += 1
         if self.calls in self.bad:
             raise OSError("busy")
 
 
 class Rows(list[int]):
-    def __init__(self, fault: Fault) -> None:
+    def __init__(self, fault):
         super().__init__(range(N))
         self.fault = fault
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index):
         self.fault()
         return super().__getitem__(index)
 
@@ -64,10 +59,10 @@ class Chunked:
 
     shape, dtype, chunks = (N,), np.dtype("V2000000"), (2,)
 
-    def __init__(self, fault: Fault) -> None:
+    def __init__(self, fault):
         self.fault = fault
 
-    def __getitem__(self, index: slice) -> Any:
+    def __getitem__(self, index):
         self.fault()
         return np.arange(N)[index]
 
@@ -75,16 +70,16 @@ class Chunked:
 class Loader:
     """Yields numbers, and saves how many, as torchdata's loaders do."""
 
-    def __init__(self, fault: Fault, n: int = N, *, has_length: bool = True) -> None:
+    def __init__(self, fault, n=N, *, has_length=True):
         self.fault, self.n, self.has_length = fault, n, has_length
         self.at, self.resumes = 0, False
 
-    def __len__(self) -> int:
+    def __len__(self):
         if not self.has_length:
             raise TypeError
         return self.n
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self):
         self.at, self.resumes = (self.at if self.resumes else 0), False
         while self.at < self.n:
             self.at += 1
@@ -92,15 +87,15 @@ class Loader:
             yield self.at - 1
         self.at = 0
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self):
         return {"at": self.at}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state):
         self.at, self.resumes = state["at"], True
 
 
-def computed(fault: Fault) -> Any:
-    def record(i: int) -> int:
+def computed(fault):
+    def record(i):
         fault()
         return i
 
@@ -108,8 +103,8 @@ def computed(fault: Fault) -> Any:
     return from_dask(bag, lengths=[5, 5, 5, 5, 4])
 
 
-def iterated(fault: Fault) -> DataReader:
-    def records(number: int) -> Iterator[int]:
+def iterated(fault):
+    def records(number):
         for i in range(N):
             fault()
             yield i
@@ -117,7 +112,7 @@ def iterated(fault: Fault) -> DataReader:
     return from_iterable(records)
 
 
-READERS: dict[str, Callable[[Fault], DataReader]] = {
+READERS = {
     "sequence": lambda fault: from_records(Rows(fault)),
     "dict": lambda fault: from_records({"a": Rows(fault), "b": np.arange(N)}),
     "chunks": lambda fault: from_records(Chunked(fault)),
@@ -125,7 +120,7 @@ READERS: dict[str, Callable[[Fault], DataReader]] = {
     "iterable": iterated,
     "loader": lambda fault: from_loader(Loader(fault)),
 }
-OPTIONS: dict[str, Callable[[Any], Any]] = {
+OPTIONS = {
     "": lambda it: it,
     "batched": lambda it: it.batched(3),
     "shuffled": lambda it: it.shuffled(1).batched(3),
@@ -145,21 +140,21 @@ CASES = [
 ]
 
 
-def make(kind: str, how: str, fault: Fault | None = None) -> Any:
+def make(kind, how, fault=None):
     return OPTIONS[how](READERS[kind](fault or Fault()))
 
 
-def plain(item: Any) -> Any:
+def plain(item):
     return np.asarray(item["a"] if isinstance(item, dict) else item).tolist()
 
 
-def read_pass(reader: Any) -> list[Any]:
+def read_pass(reader):
     """What is left of the pass, or the next one."""
     return [plain(item) for item in reader]
 
 
 @pytest.mark.parametrize(("kind", "how"), CASES)
-def test_a_pass_has_each_record_once_and_ends_with_the_last_one(kind: str, how: str) -> None:
+def test_a_pass_has_each_record_once_and_ends_with_the_last_one(kind, how):
     reader = make(kind, how)
     assert isinstance(reader, Reader)
     passes = [read_pass(reader) for _ in range(2)]
@@ -182,7 +177,7 @@ def test_a_pass_has_each_record_once_and_ends_with_the_last_one(kind: str, how: 
 
 
 @pytest.mark.parametrize(("kind", "how"), CASES)
-def test_a_restored_reader_reads_on_at_each_record_of_two_passes(kind: str, how: str) -> None:
+def test_a_restored_reader_reads_on_at_each_record_of_two_passes(kind, how):
     saved = make(kind, how)
     whole = [(number, item) for number in range(3) for item in read_pass(saved)]
     saved = make(kind, how)
@@ -205,9 +200,9 @@ def test_a_restored_reader_reads_on_at_each_record_of_two_passes(kind: str, how:
         assert plain(item) == whole[place][1]
 
 
-def read_on(reader: Any) -> list[Any]:
+def read_on(reader):
     """The rest of the pass, through all errors."""
-    items: list[Any] = []
+    items = []
     while not reader.finished:
         before = reader.state_dict()
         try:
@@ -218,7 +213,7 @@ def read_on(reader: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize(("kind", "how"), [case for case in CASES if case[0] != "loader"])
-def test_after_an_error_at_each_record_the_next_read_tries_again(kind: str, how: str) -> None:
+def test_after_an_error_at_each_record_the_next_read_tries_again(kind, how):
     fault = Fault()
     reader = make(kind, how, fault)
     passes = [read_pass(reader) for _ in range(2)]
@@ -236,7 +231,7 @@ def test_after_an_error_at_each_record_the_next_read_tries_again(kind: str, how:
 
 @pytest.mark.parametrize("kind", [*NUMBERED, "iterable"])
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
-def test_shards_have_each_record_once_in_each_pass(kind: str, n: int) -> None:
+def test_shards_have_each_record_once_in_each_pass(kind, n):
     shards = [make(kind, "").sharded(i, n).batched(2) for i in range(n)]
     for _ in range(2):
         records = [record for shard in shards for batch in read_pass(shard) for record in batch]
@@ -244,11 +239,11 @@ def test_shards_have_each_record_once_in_each_pass(kind: str, n: int) -> None:
 
 
 @pytest.mark.parametrize("kind", READERS)
-def test_threads_share_a_reader(kind: str) -> None:
+def test_threads_share_a_reader(kind):
     reader = make(kind, "")
 
-    def read(_: int) -> list[int]:
-        items: list[int] = []
+    def read(_):
+        items = []
         with suppress(EndOfData):
             while True:
                 items.append(plain(reader.read()))
@@ -260,7 +255,7 @@ def test_threads_share_a_reader(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [*NUMBERED, "iterable"])
-def test_a_limit_ends_the_loop_and_not_the_pass(kind: str) -> None:
+def test_a_limit_ends_the_loop_and_not_the_pass(kind):
     reader = make(kind, "")
     loops = []
     while not reader.finished:
@@ -273,7 +268,7 @@ def test_a_limit_ends_the_loop_and_not_the_pass(kind: str) -> None:
     assert read_pass(reader.limited()) == [*range(5, N)]
 
 
-def test_batches_and_reading_ahead_may_change() -> None:
+def test_batches_and_reading_ahead_may_change():
     data = from_records(np.arange(20))
     first = data.prefetched(2).batched(3)
     assert [batch[0] for batch in first.limited(batches=2)] == [0, 3]
@@ -288,16 +283,16 @@ def test_batches_and_reading_ahead_may_change() -> None:
 class Watched:
     """A data set that tells which records were read, and can wait and break."""
 
-    def __init__(self, n: int) -> None:
+    def __init__(self, n):
         self.n = n
-        self.read: list[int] = []
+        self.read = []
         self.changed = threading.Condition()
-        self.broken: set[int] = set()
+        self.broken = set()
 
-    def __len__(self) -> int:
+    def __len__(self):
         return self.n
 
-    def __getitem__(self, i: int) -> int:
+    def __getitem__(self, i):
         with self.changed:
             self.read.append(i)
             self.changed.notify_all()
@@ -305,12 +300,12 @@ class Watched:
             raise OSError(f"record {i}")
         return i
 
-    def wait_for(self, count: int) -> None:
+    def wait_for(self, count):
         with self.changed:
             assert self.changed.wait_for(lambda: len(self.read) >= count, 10)
 
 
-def test_threads_read_ahead_as_far_as_told_and_no_further() -> None:
+def test_threads_read_ahead_as_far_as_told_and_no_further():
     data = Watched(100)
     reader = from_records(data).batched(2).prefetched(3)
     assert data.read == []
@@ -321,11 +316,11 @@ def test_threads_read_ahead_as_far_as_told_and_no_further() -> None:
         assert reader.state_dict()["left"] == [[[2 * number + 2, 100]]]
 
 
-def test_several_threads_read_at_once_and_in_order() -> None:
+def test_several_threads_read_at_once_and_in_order():
     together = threading.Barrier(3)
 
     class Slow(Watched):
-        def __getitem__(self, i: int) -> int:
+        def __getitem__(self, i):
             together.wait(10)
             return i
 
@@ -333,7 +328,7 @@ def test_several_threads_read_at_once_and_in_order() -> None:
     assert list(reader) == list(range(9))
 
 
-def test_an_error_arrives_at_the_read_of_its_batch() -> None:
+def test_an_error_arrives_at_the_read_of_its_batch():
     data = Watched(6)
     data.broken = {3}
     reader = from_records(data).prefetched(4, threads=2)
@@ -348,7 +343,7 @@ def test_an_error_arrives_at_the_read_of_its_batch() -> None:
     assert list(reader) == list(range(6))
 
 
-def test_a_position_can_be_loaded_while_threads_read_ahead() -> None:
+def test_a_position_can_be_loaded_while_threads_read_ahead():
     reader = from_records(np.arange(50)).shuffled(1).prefetched(4, threads=2)
     first = [reader.read() for _ in range(10)]
     state = reader.state_dict()
@@ -360,15 +355,15 @@ def test_a_position_can_be_loaded_while_threads_read_ahead() -> None:
     assert len({*first, *second, *reader}) == 50
 
 
-def test_threads_end_when_the_reader_is_dropped() -> None:
-    def own() -> set[threading.Thread]:
+def test_threads_end_when_the_reader_is_dropped():
+    def own():
         return {thread for thread in threading.enumerate() if "prefetch" in thread.name}
 
     before = own()
     released = threading.Event()
 
     class Stuck(Watched):
-        def __getitem__(self, i: int) -> int:
+        def __getitem__(self, i):
             assert i == 0 or released.wait(10)
             return super().__getitem__(i)
 
@@ -390,13 +385,13 @@ def test_threads_end_when_the_reader_is_dropped() -> None:
 
 
 @pytest.mark.parametrize("how", ["", "batched", "shuffled"])
-def test_what_one_thread_failed_to_read_another_one_reads(how: str) -> None:
+def test_what_one_thread_failed_to_read_another_one_reads(how):
     fault = Fault()
     fault.bad = frozenset(range(1, 200, 3))
     reader = make("sequence", how, fault)
 
-    def read(_: int) -> list[Any]:
-        items: list[Any] = []
+    def read(_):
+        items = []
         while not reader.finished:
             with suppress(OSError, EndOfData):
                 items += np.atleast_1d(reader.read()).tolist()
@@ -407,7 +402,7 @@ def test_what_one_thread_failed_to_read_another_one_reads(how: str) -> None:
     assert sorted(records + [i for batch in read_on(reader) for i in batch]) == list(range(N))
 
 
-def test_a_loop_goes_on_from_a_state_that_is_loaded_in_it() -> None:
+def test_a_loop_goes_on_from_a_state_that_is_loaded_in_it():
     for reader in (make("sequence", "batched"), make("sequence", "shuffled")):
         start, batches = reader.state_dict(), []
         for batch in reader:
@@ -421,11 +416,11 @@ def test_a_loop_goes_on_from_a_state_that_is_loaded_in_it() -> None:
 # What is refused
 
 
-def test_wrong_arguments_are_refused() -> None:
+def test_wrong_arguments_are_refused():
     reader = from_records([1])
     for call in (
         lambda: reader.batched(0),
-        lambda: reader.batched(1, drop_last=1),  # type: ignore[arg-type]
+        lambda: reader.batched(1, drop_last=1),
         lambda: reader.shuffled(-1),
         lambda: reader.sharded(2, 2),
         lambda: reader.sharded(0, 0),
@@ -440,11 +435,11 @@ def test_wrong_arguments_are_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", READERS)
-def test_a_state_of_something_else_is_refused(kind: str) -> None:
+def test_a_state_of_something_else_is_refused(kind):
     reader = make(kind, "")
     reader.read()
     state = reader.state_dict()
     for wrong in ({}, {"position": 3}, [1], None, {**state, "extra": 1}):
         with pytest.raises(PlanMismatchError, match="is not one of this reader"):
-            reader.load_state_dict(wrong)  # type: ignore[arg-type]
+            reader.load_state_dict(wrong)
     assert reader.state_dict() == state

@@ -1,11 +1,6 @@
 """Jobs that read: a resumed run goes on with the next record, on any number of nodes."""
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import dask
 import dask.bag
@@ -20,7 +15,6 @@ from jobrunner import (
     Node,
     PlanMismatchError,
     SaveEvery,
-    Session,
     Task,
     TaskFailedError,
     current_task,
@@ -33,33 +27,33 @@ N = 23
 STEPS = 3
 
 
-def _blocks(_: Path) -> Any:
+def _blocks(_):
     pieces = [dask.delayed(range)(start, min(start + 4, N)) for start in range(0, N, 4)]
     bag = dask.bag.from_delayed(pieces)
     return from_dask(bag, lengths=[4] * 5 + [3]).shuffled(3)
 
 
-KINDS: dict[str, Callable[[Path], Any]] = {
+KINDS = {
     "shuffled array": lambda _: from_records(np.arange(N)).shuffled(7),
     "iterable": lambda _: from_iterable(lambda number: range(N)),
     "blocks": _blocks,
 }
 
 
-def read(reader: Any) -> list[tuple[int, int]]:
+def read(reader):
     """At most two batches: the number of the pass and the record, of each."""
     found = [int(record) for batch in reader.limited(batches=2) for record in batch]
     return [(reader.state_dict()["pass"], record) for record in found]
 
 
-def collect(seen: list[Any], *parts: list[Any]) -> list[Any]:
+def collect(seen, *parts):
     return [*seen, *(tuple(record) for part in parts for record in part)]
 
 
-def reading(make: Callable[[], Any], nodes: int, epochs: int, fails_at: int | None = None) -> Job:
+def reading(make, nodes, epochs, fails_at=None):
     """Each node reads up to two batches in a step; fails in a step, counted from 0."""
 
-    def stumble() -> None:
+    def stumble():
         task = current_task()
         assert task.epoch is not None
         if (task.epoch - 1) * STEPS + task.step == fails_at:
@@ -84,7 +78,7 @@ def reading(make: Callable[[], Any], nodes: int, epochs: int, fails_at: int | No
     return job
 
 
-def run(session: Session, path: Path, *args: Any, fails_at: int | None = None) -> list[Any]:
+def run(session, path, *args, fails_at=None):
     """What the nodes have read, in order."""
     manager = MultiNodeCheckpointManager(path, save=SaveEvery(steps=1))
     runner = JobRunner(reading(*args, fails_at=fails_at), manager)
@@ -93,14 +87,12 @@ def run(session: Session, path: Path, *args: Any, fails_at: int | None = None) -
     else:
         with pytest.raises(TaskFailedError, match="stumbled"):
             runner.run(session)
-    found: list[Any] = session.fetch(Node("log")["seen"])
+    found = session.fetch(Node("log")["seen"])
     return found
 
 
 @sampled("kinds, steps", sample=(["shuffled array"], [2, 3, 7]), nightly=([*KINDS], range(12)))
-def test_a_run_that_was_interrupted_reads_the_same_records(
-    inproc_session: Session, tmp_path: Path, kinds: list[str], steps: Any
-) -> None:
+def test_a_run_that_was_interrupted_reads_the_same_records(inproc_session, tmp_path, kinds, steps):
     for kind in kinds:
         make = lambda kind=kind: KINDS[kind](tmp_path)  # noqa: E731
         whole = run(inproc_session, tmp_path / f"{kind}-whole", make, 2, 4)
@@ -116,9 +108,7 @@ def test_a_run_that_was_interrupted_reads_the_same_records(
     sample=(["shuffled array"], [(2, 3, 1)]),
     nightly=(["shuffled array", "blocks"], [(2, 3, 1), (1, 4, 2), (3, 1, 2), (2, 1, 4)]),
 )
-def test_another_number_of_nodes_reads_the_rest_of_a_pass(
-    inproc_session: Session, tmp_path: Path, kinds: list[str], changes: Any
-) -> None:
+def test_another_number_of_nodes_reads_the_rest_of_a_pass(inproc_session, tmp_path, kinds, changes):
     for kind in kinds:
         make = lambda kind=kind: KINDS[kind](tmp_path)  # noqa: E731
         for first, second, third in changes:
@@ -131,7 +121,7 @@ def test_another_number_of_nodes_reads_the_rest_of_a_pass(
                 assert Counter(r for p, r in seen if p == number) == Counter(range(N)), number
 
 
-def sharing(nodes: int, epochs: int, open_shard: Callable[[int], Any]) -> tuple[Job, list[Any]]:
+def sharing(nodes, epochs, open_shard):
     """A job whose nodes read two records of their shards in each epoch; and what they read."""
     names = [f"n:{i}" for i in range(nodes)]
     with Job("sharing") as job:
@@ -147,9 +137,9 @@ def sharing(nodes: int, epochs: int, open_shard: Callable[[int], Any]) -> tuple[
 
 
 def test_an_iterable_is_divided_anew_where_its_nodes_have_read_equally_much(
-    inproc_session: Session, tmp_path: Path
-) -> None:
-    def dividing(nodes: int, epochs: int) -> tuple[Job, list[Any]]:
+    inproc_session, tmp_path
+):
+    def dividing(nodes, epochs):
         data = from_iterable(lambda number: range(60))
         return sharing(nodes, epochs, lambda i: data.sharded(i, nodes))
 
@@ -160,12 +150,10 @@ def test_an_iterable_is_divided_anew_where_its_nodes_have_read_equally_much(
     assert sorted(i for part in parts for i in part.fetch()) == [*range(4, 10)]
 
 
-def test_shards_of_another_number_than_the_nodes_are_refused_at_a_resume(
-    inproc_session: Session, tmp_path: Path
-) -> None:
+def test_shards_of_another_number_than_the_nodes_are_refused_at_a_resume(inproc_session, tmp_path):
     """With `i % 2` of 2 on three nodes, two would read the same records."""
 
-    def open_one_of_two(i: int) -> Any:
+    def open_one_of_two(i):
         return from_records(range(60)).sharded(i % 2, 2)
 
     manager = MultiNodeCheckpointManager(tmp_path)

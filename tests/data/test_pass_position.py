@@ -1,10 +1,7 @@
 """Positions of numbered records: shards, merges, and saved states of strangers."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter, defaultdict
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +13,7 @@ from tests.data.test_sources import Chunked
 from tests.sampling import sampled
 
 
-def read_some(shard: Any, count: int, seen: dict[int, Counter[int]]) -> None:
+def read_some(shard, count, seen):
     """Read so many items, over the ends of passes too."""
     for _ in range(count):
         item = next(iter(shard), None)
@@ -25,7 +22,7 @@ def read_some(shard: Any, count: int, seen: dict[int, Counter[int]]) -> None:
 
 
 @sampled("histories", sample=range(40), nightly=range(1000))
-def test_any_history_of_shards_reads_each_record_once_in_each_pass(histories: range) -> None:
+def test_any_history_of_shards_reads_each_record_once_in_each_pass(histories):
     """Their number changes again and again, in mid-pass and across passes."""
     for history in histories:
         rng = random.Random(history)
@@ -35,7 +32,7 @@ def test_any_history_of_shards_reads_each_record_once_in_each_pass(histories: ra
             reader = reader.shuffled(rng.randrange(100))
         if rng.random() < 0.1:
             reader = reader.prefetched(3, threads=2)
-        seen: dict[int, Counter[int]] = defaultdict(Counter)
+        seen = defaultdict(Counter)
         whole = reader.merge_state_dicts([reader.state_dict()])
         for _ in range(4):
             k = rng.randrange(1, 5)
@@ -56,7 +53,7 @@ def test_any_history_of_shards_reads_each_record_once_in_each_pass(histories: ra
         assert seen == {number: Counter(range(n)) for number in range(last + 1)}, history
 
 
-def test_a_merged_state_is_shared_out_evenly() -> None:
+def test_a_merged_state_is_shared_out_evenly():
     reader = from_records(np.arange(100))
     old = [reader.sharded(i, 2) for i in range(2)]
     list(old[0].limited(batches=30))
@@ -71,7 +68,7 @@ def test_a_merged_state_is_shared_out_evenly() -> None:
     assert [*left[0], *left[1], *left[2]] == [*range(30, 50), *range(60, 100)]
 
 
-def test_what_drop_last_leaves_out_is_not_read_by_others() -> None:
+def test_what_drop_last_leaves_out_is_not_read_by_others():
     position = PassPosition(10, "", least=3)
     for _ in range(3):
         position.advance(3)
@@ -81,7 +78,7 @@ def test_what_drop_last_leaves_out_is_not_read_by_others() -> None:
     assert other.has_ended
 
 
-FORGED: list[tuple[str, Any, str]] = [
+FORGED = [
     ("order", "10 records, as stored", "'order': expected '10 records, shuffled, seed 1', found"),
     ("order", 3, r"Expected `str`, got `int` - at `\$.order`"),
     ("shard", [1, 2], r"'shard': expected \(0, 1\), found \(1, 2\).*partition=0"),
@@ -98,7 +95,7 @@ FORGED: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("field", "value", "message"), FORGED)
-def test_a_forged_or_foreign_state_is_refused(field: str, value: Any, message: str) -> None:
+def test_a_forged_or_foreign_state_is_refused(field, value, message):
     reader = from_records(np.arange(10)).shuffled(1)
     reader.read()
     before = reader.state_dict()
@@ -110,7 +107,7 @@ def test_a_forged_or_foreign_state_is_refused(field: str, value: Any, message: s
     assert reader.state_dict() == before
 
 
-def test_data_of_another_length_or_in_other_blocks_is_refused() -> None:
+def test_data_of_another_length_or_in_other_blocks_is_refused():
     state = from_records(Chunked(10)).shuffled(1).state_dict()
     for other, expected in ((10, "10 records, shuffled, seed 1'"), (9, "9 records, shuffled")):
         reader = from_records(range(other)).shuffled(1)
@@ -118,7 +115,7 @@ def test_data_of_another_length_or_in_other_blocks_is_refused() -> None:
             reader.load_state_dict(state)
 
 
-def test_states_of_other_shards_are_refused() -> None:
+def test_states_of_other_shards_are_refused():
     reader = from_records(np.arange(10))
     states = [reader.sharded(i, 2).state_dict() for i in range(2)]
     whole = reader.merge_state_dicts(states[::-1])

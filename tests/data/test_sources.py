@@ -1,9 +1,6 @@
 """What readers read: each kind of data gives the same records in any order, shard and batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -12,32 +9,32 @@ import pytest
 from distributed import Client
 
 from jobrunner import DefinitionError
-from jobrunner.data import DataReader, from_arrow, from_dask, from_records
+from jobrunner.data import from_arrow, from_dask, from_records
 
 N = 40
 
 
-def arrow_of(batch: Any) -> list[int]:
+def arrow_of(batch):
     return [batch["n"]] if isinstance(batch, dict) else batch["n"].to_pylist()
 
 
-def numbers(batch: Any) -> list[int]:
+def numbers(batch):
     return [int(each) for each in np.atleast_1d(batch)]
 
 
-def zarr_array(path: Path) -> DataReader:
+def zarr_array(path):
     zarr = pytest.importorskip("zarr")
     array = zarr.create_array(path / "a.zarr", shape=(N, 1 << 18), chunks=(3, 1 << 18), dtype="i4")
     array[:, 0] = np.arange(N)
     return from_records(array)
 
 
-def files(path: Path, format: str, **options: Any) -> DataReader:
+def files(path, format, **options):
     """Two files, of which the first one has a column more."""
     pytest.importorskip("pyarrow")
     from pyarrow import csv, dataset, feather, parquet, table
 
-    write: Any = {
+    write = {
         "parquet": lambda table, path: parquet.write_table(table, path, row_group_size=7),
         "feather": feather.write_feather,
         "csv": csv.write_csv,
@@ -47,28 +44,28 @@ def files(path: Path, format: str, **options: Any) -> DataReader:
     return from_arrow(dataset.dataset(path, format=format), columns=["n"])
 
 
-def table(path: Path) -> DataReader:
+def table(path):
     arrow = pytest.importorskip("pyarrow")
     return from_records(arrow.table({"n": list(range(N))}))
 
 
-def frame(path: Path) -> DataReader:
+def frame(path):
     pandas = pytest.importorskip("pandas")
     return from_records(pandas.DataFrame({"n": range(N), "t": "a"}))
 
 
-def series(path: Path) -> DataReader:
+def series(path):
     pandas = pytest.importorskip("pandas")
     return from_records(pandas.Series(range(N), index=range(N, 0, -1)))
 
 
-def dask_array(path: Path) -> DataReader:
+def dask_array(path):
     array = pytest.importorskip("dask.array")
     whole = np.arange(N * 4).reshape(N, 4) // 4
     return from_dask(array.from_array(whole, chunks=(7, 2)))
 
 
-def dask_frame(path: Path) -> DataReader:
+def dask_frame(path):
     frames = pytest.importorskip("dask.dataframe")
     import pandas
 
@@ -76,30 +73,30 @@ def dask_frame(path: Path) -> DataReader:
     return from_dask(whole)
 
 
-def dask_bag(path: Path) -> DataReader:
+def dask_bag(path):
     bag = pytest.importorskip("dask.bag")
     whole = bag.from_sequence(range(N), npartitions=4).map(abs)
     return from_dask(whole)
 
 
-def structure(path: Path) -> DataReader:
+def structure(path):
     return from_records({"n": np.arange(N), "chunks": (list(range(N)), np.zeros(N))})
 
 
 class Squares:
     """A map-style PyTorch data set."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return N
 
-    def __getitem__(self, i: int) -> int:
+    def __getitem__(self, i):
         return i
 
 
 class Many(Squares):
     """One that reads several at once."""
 
-    def __getitems__(self, listed: list[int]) -> list[int]:
+    def __getitems__(self, listed):
         return listed
 
 
@@ -109,15 +106,15 @@ class Records:
     __module__ = "datasets.arrow_dataset"
     column_names = ("n",)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return N
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index):
         return {"n": np.arange(N)[index].tolist()}
 
 
 Read = Callable[[Any], list[int]]
-SOURCES: dict[str, tuple[Callable[[Path], DataReader], Read]] = {
+SOURCES = {
     "array": (lambda _: from_records(np.arange(N)), numbers),
     "list": (lambda _: from_records(list(range(N))), numbers),
     "data set": (lambda _: from_records(Squares()), numbers),
@@ -138,13 +135,13 @@ SOURCES: dict[str, tuple[Callable[[Path], DataReader], Read]] = {
 
 
 @pytest.mark.parametrize("kind", SOURCES)
-def test_each_kind_of_data_is_read_in_any_way(kind: str, tmp_path: Path) -> None:
+def test_each_kind_of_data_is_read_in_any_way(kind, tmp_path):
     make, read = SOURCES[kind]
     reader = make(tmp_path)
     assert len(reader) == N
     assert [read(one) for one in reader] == [[i] for i in range(N)]
 
-    def flat(reader: DataReader) -> list[int]:
+    def flat(reader):
         return [number for batch in reader for number in read(batch)]
 
     assert flat(reader.batched(8)) == list(range(N))
@@ -162,7 +159,7 @@ def test_each_kind_of_data_is_read_in_any_way(kind: str, tmp_path: Path) -> None
     assert flat(cloudpickle.loads(cloudpickle.dumps(half))) == flat(half)
 
 
-def test_parts_of_dicts_and_tuples_stay_together() -> None:
+def test_parts_of_dicts_and_tuples_stay_together():
     data = {"x": np.arange(10), "y": (np.arange(10) * 2, list("abcdefghij"))}
     for batch in from_records(data).shuffled(3).batched(4):
         assert (batch["x"] * 2 == batch["y"][0]).all()
@@ -172,18 +169,18 @@ def test_parts_of_dicts_and_tuples_stay_together() -> None:
 
 
 @pytest.mark.parametrize("data", [3, "text", iter([1]), np.array(1), (), {}, None])
-def test_what_has_no_records_by_number_is_refused(data: object) -> None:
+def test_what_has_no_records_by_number_is_refused(data):
     with pytest.raises(DefinitionError, match=r"must have a length.*from_iterable"):
         from_records(data)
 
 
-def test_no_record_at_all_is_an_end_at_once() -> None:
+def test_no_record_at_all_is_an_end_at_once():
     for reader in (from_records([]), from_records(np.arange(1)).sharded(0, 2).batched(2)):
         assert reader.finished
         assert list(reader) == []
 
 
-def test_a_batch_cannot_change_the_data() -> None:
+def test_a_batch_cannot_change_the_data():
     data = np.arange(4)
     batch = from_records(data).batched(2).read()
     with pytest.raises(ValueError, match="read-only"):
@@ -205,7 +202,7 @@ ARRAYS = {
 
 @pytest.mark.parametrize("size", [None, 1, 3, 5, 10, 11])
 @pytest.mark.parametrize("kind", ARRAYS)
-def test_batches_of_an_array_are_its_slices(kind: str, size: int | None) -> None:
+def test_batches_of_an_array_are_its_slices(kind, size):
     data = ARRAYS[kind]
     reader = from_records(data) if size is None else from_records(data).batched(size)
     expected = [data[i] if size is None else data[i : i + size] for i in range(0, 10, size or 1)]
@@ -230,15 +227,15 @@ class Chunked:
 
     dtype, chunks = np.dtype("V2000000"), (2,)
 
-    def __init__(self, n: int) -> None:
+    def __init__(self, n):
         self.shape, self.read = (n,), []
 
-    def __getitem__(self, index: slice) -> Any:
+    def __getitem__(self, index):
         self.read.append(index.start // 4)
         return np.arange(self.shape[0])[index]
 
 
-def test_a_shuffled_pass_loads_each_block_once() -> None:
+def test_a_shuffled_pass_loads_each_block_once():
     data = Chunked(30)
     records = np.concatenate(list(from_records(data).shuffled(1).batched(5)))
     assert sorted(records) == list(range(30))
@@ -246,14 +243,14 @@ def test_a_shuffled_pass_loads_each_block_once() -> None:
     assert data.read != list(range(8))
 
 
-def test_a_batch_of_mixed_records_loads_each_of_its_blocks_once() -> None:
+def test_a_batch_of_mixed_records_loads_each_of_its_blocks_once():
     data = Chunked(30)
     batch = from_records(data).shuffled(1, by_block=False).batched(30).read()
     assert batch.tolist() == from_records(range(30)).shuffled(1).batched(30).read()
     assert data.read == list(range(8))
 
 
-def test_data_that_changes_under_a_reader_is_noticed() -> None:
+def test_data_that_changes_under_a_reader_is_noticed():
     data = Chunked(8)
     reader = from_records(data)
     data.shape = (3,)
@@ -261,7 +258,7 @@ def test_data_that_changes_under_a_reader_is_noticed() -> None:
         reader.read()
 
 
-def test_an_error_names_the_block(tmp_path: Path) -> None:
+def test_an_error_names_the_block(tmp_path):
     reader = files(tmp_path, "parquet").batched(20)
     reader.read()
     (tmp_path / "b.parquet").unlink()
@@ -273,7 +270,7 @@ def test_an_error_names_the_block(tmp_path: Path) -> None:
 # Refused
 
 
-def test_what_is_no_such_data_is_refused() -> None:
+def test_what_is_no_such_data_is_refused():
     bag = pytest.importorskip("dask.bag").from_sequence([1, 2], npartitions=2)
     array = pytest.importorskip("dask.array").ones(4)
     with pytest.raises(DefinitionError, match="Use from_dask"):
@@ -296,7 +293,7 @@ def test_what_is_no_such_data_is_refused() -> None:
         from_arrow(arrow.table({"n": [1]}))
 
 
-def test_what_is_persisted_on_a_cluster_is_refused_at_once() -> None:
+def test_what_is_persisted_on_a_cluster_is_refused_at_once():
     """Only its futures would be there, which a local scheduler cannot compute."""
     array = pytest.importorskip("dask.array").arange(20, chunks=7)
     bag = pytest.importorskip("dask.bag").from_sequence(range(20), npartitions=3)
@@ -319,11 +316,11 @@ def test_what_is_persisted_on_a_cluster_is_refused_at_once() -> None:
         assert len(from_dask(collection).batched(20).read()) == 20
 
 
-def test_lengths_save_counting() -> None:
+def test_lengths_save_counting():
     bag = pytest.importorskip("dask.bag")
     computed = []
 
-    def see(partition: Any) -> Any:
+    def see(partition):
         computed.append(1)
         return partition
 
@@ -335,9 +332,7 @@ def test_lengths_save_counting() -> None:
 
 
 @pytest.mark.parametrize("columns", [None, ["a"], ["a.b", "a"], ["nested"], ["kind", "time"]])
-def test_columns_of_any_name_and_type_come_as_pyarrow_reads_them(
-    columns: list[str] | None, tmp_path: Path
-) -> None:
+def test_columns_of_any_name_and_type_come_as_pyarrow_reads_them(columns, tmp_path):
     arrow = pytest.importorskip("pyarrow")
     from pyarrow import dataset, parquet
 
@@ -357,12 +352,12 @@ def test_columns_of_any_name_and_type_come_as_pyarrow_reads_them(
     assert from_arrow(whole, columns=columns).batched(100).read() == expected
 
 
-def test_data_that_raises_stop_iteration_loses_no_record() -> None:
+def test_data_that_raises_stop_iteration_loses_no_record():
     class Stopping:
-        def __len__(self) -> int:
+        def __len__(self):
             return 4
 
-        def __getitem__(self, i: int) -> int:
+        def __getitem__(self, i):
             if i == 2:
                 raise StopIteration
             return i
@@ -372,14 +367,14 @@ def test_data_that_raises_stop_iteration_loses_no_record() -> None:
             list(reader)
 
 
-def test_a_bag_is_optimized_once_and_not_for_each_partition() -> None:
+def test_a_bag_is_optimized_once_and_not_for_each_partition():
     bag = pytest.importorskip("dask.bag").from_sequence(range(20), npartitions=10)
     optimized = []
     optimize = type(bag).__dask_optimize__
 
-    class Counted(type(bag)):  # type: ignore[misc]
+    class Counted(type(bag)):
         @staticmethod
-        def __dask_optimize__(*args: Any, **kwargs: Any) -> Any:
+        def __dask_optimize__(*args, **kwargs):
             optimized.append(1)
             return optimize(*args, **kwargs)
 
@@ -388,7 +383,7 @@ def test_a_bag_is_optimized_once_and_not_for_each_partition() -> None:
     assert len(optimized) == 1
 
 
-def test_tensors_and_data_sets_of_pytorch_are_records() -> None:
+def test_tensors_and_data_sets_of_pytorch_are_records():
     torch = pytest.importorskip("torch", reason="torch is not installed")
     data = {"x": torch.arange(20).reshape(10, 2), "y": list(range(10))}
     for batch in from_records(data).shuffled(1).batched(4):
@@ -398,7 +393,7 @@ def test_tensors_and_data_sets_of_pytorch_are_records() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of its pickler
-def test_data_sets_of_hugging_face_are_records() -> None:
+def test_data_sets_of_hugging_face_are_records():
     datasets = pytest.importorskip("datasets", reason="datasets is not installed")
     data = datasets.Dataset.from_dict({"n": list(range(20)), "t": ["a"] * 20})
     batches = list(from_records(data).shuffled(1).batched(6))

@@ -1,9 +1,5 @@
 """Readers of loaders with a state of their own; `test_contract.py` has what all readers promise."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from jobrunner import DefinitionError, PlanMismatchError
@@ -11,23 +7,23 @@ from jobrunner.data import from_loader
 from tests.data.test_contract import Fault, Loader
 
 
-def loader(n: int) -> Loader:
+def loader(n):
     return Loader(Fault(), n)
 
 
-def test_a_loader_without_a_state_is_refused() -> None:
+def test_a_loader_without_a_state_is_refused():
     with pytest.raises(DefinitionError, match=r"list lacks .*state_dict.*StatefulDataLoader"):
         from_loader([1])
 
 
 @pytest.mark.parametrize(("field", "value"), [("pass", -1), ("finished", 1), ("loader", None)])
-def test_a_forged_state_is_refused(field: str, value: Any) -> None:
+def test_a_forged_state_is_refused(field, value):
     reader = from_loader(loader(2))
     with pytest.raises(PlanMismatchError, match=rf"\$.{field}"):
         reader.load_state_dict({**reader.state_dict(), field: value})
 
 
-def test_what_a_loader_cannot_do_is_refused() -> None:
+def test_what_a_loader_cannot_do_is_refused():
     reader = from_loader(loader(2))
     for call in (
         lambda: reader.batched(2),
@@ -42,7 +38,7 @@ def test_what_a_loader_cannot_do_is_refused() -> None:
     assert len(reader) == 2
 
 
-def test_a_loader_that_has_failed_ends_no_pass() -> None:
+def test_a_loader_that_has_failed_ends_no_pass():
     fault = Fault()
     fault.bad = frozenset({3})
     reader = from_loader(Loader(fault, 6))
@@ -60,22 +56,20 @@ def test_a_loader_that_has_failed_ends_no_pass() -> None:
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 @pytest.mark.parametrize("is_given", [True, False])
-def test_a_loader_of_torchdata_resumes_to_the_batch_in_this_pass_and_the_next(
-    is_given: bool,
-) -> None:
+def test_a_loader_of_torchdata_resumes_to_the_batch_in_this_pass_and_the_next(is_given):
     torch = pytest.importorskip("torch", reason="torch is not installed")
     loaders = pytest.importorskip(
         "torchdata.stateful_dataloader", reason="pip install 'dask-jobrunner[torchdata]'"
     )
 
-    def make() -> Any:
+    def make():
         own = torch.Generator().manual_seed(3) if is_given else None
         torch.manual_seed(4)
         return from_loader(
             loaders.StatefulDataLoader(list(range(10)), batch_size=3, shuffle=True, generator=own)
         )
 
-    def read(reader: Any, most: int) -> list[Any]:
+    def read(reader, most):
         items = []
         while len(items) < most:
             items += [batch.tolist() for batch in reader.limited(batches=1)]

@@ -1,24 +1,19 @@
 """Readers of what can only be iterated over; `test_contract.py` has what all readers promise."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 
 from jobrunner import DefinitionError, PlanMismatchError
 from jobrunner.data import EndOfData, from_iterable
 
 
-def test_each_pass_iterates_anew_and_may_know_its_number() -> None:
+def test_each_pass_iterates_anew_and_may_know_its_number():
     reader = from_iterable(lambda number: range(number, number + 3))
     assert [list(reader) for _ in range(3)] == [[0, 1, 2], [1, 2, 3], [2, 3, 4]]
     assert list(from_iterable(lambda number: "abcde").batched(2)) == [["a", "b"], ["c", "d"], ["e"]]
     assert list(from_iterable(lambda number: [])) == []
 
 
-def test_it_has_finished_with_the_last_record() -> None:
+def test_it_has_finished_with_the_last_record():
     for reader in (
         from_iterable(lambda number: range(3)),
         from_iterable(lambda number: range(7)).batched(3),
@@ -34,10 +29,10 @@ def test_it_has_finished_with_the_last_record() -> None:
             reader.read()
 
 
-def test_what_a_batch_needs_is_read_and_one_record_more() -> None:
-    taken: list[int] = []
+def test_what_a_batch_needs_is_read_and_one_record_more():
+    taken = []
 
-    def records(number: int) -> Iterator[int]:
+    def records(number):
         for i in range(9):
             taken.append(i)
             yield i
@@ -48,12 +43,12 @@ def test_what_a_batch_needs_is_read_and_one_record_more() -> None:
 
 
 @pytest.mark.parametrize("factory", [[1, 2], None, lambda a, b: a])
-def test_what_cannot_begin_anew_is_refused(factory: Any) -> None:
+def test_what_cannot_begin_anew_is_refused(factory):
     with pytest.raises(DefinitionError, match="from_iterable: factory"):
         from_iterable(factory)
 
 
-def test_a_factory_that_returns_the_same_iterator_again_or_none_is_refused() -> None:
+def test_a_factory_that_returns_the_same_iterator_again_or_none_is_refused():
     """The next pass would have no records, and a resumed one would lack some."""
     once = iter(range(3))
     reader = from_iterable(lambda number: once)
@@ -66,7 +61,7 @@ def test_a_factory_that_returns_the_same_iterator_again_or_none_is_refused() -> 
         from_iterable(lambda number: None).read()
 
 
-def test_what_an_iterable_cannot_do_is_refused_with_what_to_do() -> None:
+def test_what_an_iterable_cannot_do_is_refused_with_what_to_do():
     reader = from_iterable(lambda number: [])
     with pytest.raises(DefinitionError, match=r"Shuffle in the function.*files"):
         reader.batched(2).shuffled(1)
@@ -77,16 +72,16 @@ def test_what_an_iterable_cannot_do_is_refused_with_what_to_do() -> None:
     assert reader
 
 
-def test_a_record_that_raises_stop_iteration_ends_no_loop() -> None:
+def test_a_record_that_raises_stop_iteration_ends_no_loop():
     with pytest.raises(RuntimeError):
         list(from_iterable(lambda number: (next(iter([])) for _ in range(3))))
 
 
 @pytest.mark.parametrize("k", [1, 3])
-def test_data_that_shrank_below_the_position_is_refused(k: int) -> None:
+def test_data_that_shrank_below_the_position_is_refused(k):
     """A job would end as if all had been read."""
 
-    def shards(n: int) -> list[Any]:
+    def shards(n):
         return [from_iterable(lambda number: range(n)).sharded(i, k) for i in range(k)]
 
     for i, shard in enumerate(shards(40)):
@@ -105,7 +100,7 @@ def test_data_that_shrank_below_the_position_is_refused(k: int) -> None:
         assert restored.finished
 
 
-def test_a_merged_state_refuses_data_that_shrank_below_it() -> None:
+def test_a_merged_state_refuses_data_that_shrank_below_it():
     old = [from_iterable(lambda number: range(40)).sharded(i, 2) for i in range(2)]
     for shard in old:
         list(shard.limited(batches=5))
@@ -120,7 +115,7 @@ def test_a_merged_state_refuses_data_that_shrank_below_it() -> None:
             assert list(reader) == []
 
 
-def test_shards_that_have_not_read_equally_much_cannot_be_divided_anew() -> None:
+def test_shards_that_have_not_read_equally_much_cannot_be_divided_anew():
     shards = [from_iterable(lambda number: range(10)).sharded(i, 3) for i in range(3)]
     states = []
     for i, shard in enumerate(shards):
@@ -141,8 +136,8 @@ def test_shards_that_have_not_read_equally_much_cannot_be_divided_anew() -> None
     assert reader.state_dict()["start"] == 10
 
 
-def test_shards_change_again_and_again() -> None:
-    records: list[int] = []
+def test_shards_change_again_and_again():
+    records = []
     state = {**from_iterable(lambda number: range(100)).state_dict(), "shard": None}
     for k in (3, 2, 4, 1, 5):
         shards = [from_iterable(lambda number: range(100)).sharded(i, k) for i in range(k)]
@@ -162,7 +157,7 @@ def test_shards_change_again_and_again() -> None:
         ("shard", [1, 2]),
     ],
 )
-def test_a_forged_state_is_refused(field: str, value: Any) -> None:
+def test_a_forged_state_is_refused(field, value):
     reader = from_iterable(lambda number: range(10))
     with pytest.raises(PlanMismatchError, match=rf"\$.{field}|field '{field}'"):
         reader.load_state_dict({**reader.state_dict(), field: value})

@@ -1,7 +1,5 @@
 """A job as an HTML table."""
 
-from __future__ import annotations
-
 import xml.etree.ElementTree as ET
 
 from jobrunner import Job, Node, Task, epoch_limiter
@@ -9,7 +7,7 @@ from jobrunner import Job, Node, Task, epoch_limiter
 ODD = 'no<d>e & "co"'
 
 
-def build() -> Job:
+def build():
     with Job("a <b>&job") as job:
         with job.init_group:
             for name in ("a", ODD):
@@ -23,7 +21,7 @@ def build() -> Job:
     return job
 
 
-def test_a_job_is_a_table_in_a_notebook_and_may_be_changed_afterwards() -> None:
+def test_a_job_is_a_table_in_a_notebook_and_may_be_changed_afterwards():
     job = build()
     root = ET.fromstring(job._repr_html_())
     rows = [["".join(cell.itertext()) for cell in row] for row in root.iter("tr")]

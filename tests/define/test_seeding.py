@@ -1,9 +1,6 @@
 """Seeding the global random generators for one call."""
 
-from __future__ import annotations
-
 import random
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +10,11 @@ from jobrunner.define import seeded_generators, seeding
 KEY, OTHER = bytes(range(32)), bytes(32)
 
 
-def draw() -> tuple[float, float, float]:
+def draw():
     return random.random(), random.gauss(0, 1), float(np.random.normal())
 
 
-def test_afterwards_the_generators_are_as_they_were_also_after_an_error() -> None:
+def test_afterwards_the_generators_are_as_they_were_also_after_an_error():
     draw()  # of two numbers of `gauss`, the second is kept
     states = random.getstate(), np.random.get_state(legacy=False)
     expected = draw()
@@ -25,7 +22,7 @@ def test_afterwards_the_generators_are_as_they_were_also_after_an_error() -> Non
     np.random.set_state(states[1])
     drawn = []
 
-    def fail(key: bytes) -> None:
+    def fail(key):
         with seeded_generators(key):
             drawn.append(draw())
             raise OSError("gone")
@@ -40,49 +37,47 @@ def test_afterwards_the_generators_are_as_they_were_also_after_an_error() -> Non
 class Torch:
     """As PyTorch with a GPU: CUDA is seeded when it is first in use. A generator is its seed."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.cuda = self.default_generator = self
         self.cpu, self.gpu = 11, 12
         self.is_on = False
         self.gpu_seed = 12  # once CUDA is in use
 
-    def get_rng_state(self) -> int:
+    def get_rng_state(self):
         return self.cpu
 
-    def set_rng_state(self, state: int) -> None:
+    def set_rng_state(self, state):
         self.cpu = state
 
-    def manual_seed(self, seed: int) -> None:
+    def manual_seed(self, seed):
         self.cpu = seed
 
-    def initial_seed(self) -> int:
+    def initial_seed(self):
         return self.cpu
 
-    def is_initialized(self) -> bool:
+    def is_initialized(self):
         return self.is_on
 
-    def get_rng_state_all(self) -> list[int]:
+    def get_rng_state_all(self):
         return [self.gpu]
 
-    def set_rng_state_all(self, states: list[int]) -> None:
+    def set_rng_state_all(self, states):
         self.gpu = states[0]
 
-    def manual_seed_all(self, seed: int) -> None:
+    def manual_seed_all(self, seed):
         self.gpu_seed = seed
         if self.is_on:
             self.gpu = seed
 
-    def use_cuda(self) -> int:
+    def use_cuda(self):
         if not self.is_on:
             self.is_on, self.gpu = True, self.gpu_seed
         return self.gpu
 
 
 @pytest.mark.parametrize("is_in_use", [False, True])
-def test_cuda_is_seeded_also_if_the_call_is_the_first_to_use_it(
-    monkeypatch: pytest.MonkeyPatch, is_in_use: bool
-) -> None:
-    torch: Any = Torch()
+def test_cuda_is_seeded_also_if_the_call_is_the_first_to_use_it(monkeypatch, is_in_use):
+    torch = Torch()
     monkeypatch.setattr(seeding, "_torch", lambda: torch)
     monkeypatch.setattr(seeding, "_has_cuda", lambda: True)
     if is_in_use:

@@ -1,14 +1,10 @@
 """Tasks that would do nothing are refused, or the job that misses them says so."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools
 import gc
 import pickle
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
@@ -16,37 +12,36 @@ from jobrunner import (
     DefinitionError,
     Job,
     JobRunner,
-    Session,
     Task,
     TaskGroup,
 )
 
 
-def count_up() -> Iterator[int]:
+def count_up():
     yield 1
 
 
-async def count_later() -> Any:
+async def count_later():
     yield 1
 
 
-async def answer_later() -> int:
+async def answer_later():
     return 1
 
 
 class Asynchronous:
-    async def __call__(self) -> int:
+    async def __call__(self):
         return 1
 
-    def generate(self) -> Iterator[int]:
+    def generate(self):
         yield 1
 
-    async def answer(self) -> int:
+    async def answer(self):
         return 1
 
 
 class Generating:
-    def __call__(self) -> Iterator[int]:
+    def __call__(self):
         yield 1
 
 
@@ -68,7 +63,7 @@ LAZY = [
 
 
 @pytest.mark.parametrize(("fn", "kind"), LAZY)
-def test_a_function_that_its_call_does_not_run_is_refused(fn: Callable[[], Any], kind: str) -> None:
+def test_a_function_that_its_call_does_not_run_is_refused(fn, kind):
     group = TaskGroup()
     with group, pytest.raises(DefinitionError, match=rf"Task 'n/t': fn is an? {kind}"):
         Task(fn, name="t", node="n")
@@ -78,20 +73,20 @@ def test_a_function_that_its_call_does_not_run_is_refused(fn: Callable[[], Any],
 
 
 @pytest.mark.parametrize("event", ["on_epoch", "on_finish"])
-def test_a_callback_that_its_call_does_not_run_is_refused(event: str) -> None:
+def test_a_callback_that_its_call_does_not_run_is_refused(event):
     callback = type("Late", (), {event: Asynchronous.answer})()
     with pytest.raises(DefinitionError, match=rf"{event} of Late is a coroutine function"):
         JobRunner(Job(), callbacks=[callback])
 
 
 @pytest.mark.parametrize("fn", [Curried(), functools.lru_cache(lambda: 1), int, dict])
-def test_other_callables_are_accepted(fn: Callable[..., Any]) -> None:
+def test_other_callables_are_accepted(fn):
     assert Task(fn, node="n", group=TaskGroup()).fn is fn
 
 
-def test_an_iterator_or_coroutine_that_a_task_returns_is_refused(inproc_session: Session) -> None:
-    def lazy(what: str) -> Any:
-        made: dict[str, Any] = {
+def test_an_iterator_or_coroutine_that_a_task_returns_is_refused(inproc_session):
+    def lazy(what):
+        made = {
             "generator": (i for i in range(3)),
             "async_generator": count_later(),
             "map": map(str, range(3)),
@@ -102,7 +97,7 @@ def test_an_iterator_or_coroutine_that_a_task_returns_is_refused(inproc_session:
         made["Future"].get_loop().close()
         return made[what]
 
-    def both() -> Any:
+    def both():
         return 1, count_up()
 
     for what in ("generator", "async_generator", "map"):
@@ -124,14 +119,12 @@ def test_an_iterator_or_coroutine_that_a_task_returns_is_refused(inproc_session:
 # ---- tasks outside any group
 
 
-def test_a_task_that_is_dropped_outside_any_group_warns() -> None:
+def test_a_task_that_is_dropped_outside_any_group_warns():
     with pytest.warns(RuntimeWarning, match="'a/lost' is in no group, so it never ran"):
         Task(print, name="lost", node="a")
 
 
-def test_tasks_that_joined_a_group_or_were_refused_or_copied_do_not_warn(
-    inproc_session: Session,
-) -> None:
+def test_tasks_that_joined_a_group_or_were_refused_or_copied_do_not_warn(inproc_session):
     inproc_session.run(Task(int, name="ran", node="a"))
     group = TaskGroup()
     group.add(Task(int, name="added", node="a"))

@@ -1,13 +1,8 @@
 """Pipes: order, bounds, errors, positions."""
 
-from __future__ import annotations
-
 import operator
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -19,7 +14,6 @@ from jobrunner import (
     JobRunner,
     MultiNodeCheckpointManager,
     Node,
-    Session,
     Task,
     TaskFailedError,
     TaskGroup,
@@ -28,23 +22,23 @@ from jobrunner import (
     pipe,
 )
 
-READ: list[Any] = []
+READ = []
 GATE = threading.Event()
 
 
 class Numbers:
     """A reader of the numbers from 0 to n - 1."""
 
-    def __init__(self, n: int) -> None:
+    def __init__(self, n):
         self.n, self.at, self.passes, self.finished = n, 0, 0, False
 
-    def __iter__(self) -> Self:
+    def __iter__(self):
         if self.finished:
             self.at, self.finished = 0, False
             self.passes += 1
         return self
 
-    def __next__(self) -> int:
+    def __next__(self):
         if self.at == self.n:
             self.finished = True
             raise StopIteration
@@ -52,29 +46,29 @@ class Numbers:
         READ.append(self.at - 1)
         return self.at - 1
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self):
         return {"at": self.at, "passes": self.passes, "finished": self.finished}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state):
         self.at, self.passes, self.finished = state["at"], state["passes"], state["finished"]
 
 
 @pytest.fixture(autouse=True)
-def _nothing_read() -> None:
+def _nothing_read():
     READ.clear()
     GATE.clear()
 
 
-def square(x: int) -> int:
+def square(x):
     return x * x
 
 
-def add_to(x: int, total: Any) -> int:
+def add_to(x, total):
     total += x
     return int(total[0])
 
 
-def make_job(make_pipe: Callable[[], Task], *, n: int = 10, **options: Any) -> tuple[Job, Any]:
+def make_job(make_pipe, *, n=10, **options):
     """A job whose epochs run a pipe over n numbers on node "here"; and the pipe's results."""
     with Job("pipes", **options) as job, Node("here"):
         with job.init_group:
@@ -86,14 +80,14 @@ def make_job(make_pipe: Callable[[], Task], *, n: int = 10, **options: Any) -> t
     return job, results
 
 
-PLACES: dict[str, dict[str, Any]] = {
+PLACES = {
     "here": {},
     "threads": {"num_threads": 3},
 }
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_results_come_in_the_order_of_the_items(inproc_session: Session, place: str) -> None:
+def test_results_come_in_the_order_of_the_items(inproc_session, place):
     options = {"reader": "reader", **PLACES[place]}
     job, results = make_job(lambda: pipe(processor=square, **options))
     result = JobRunner(job).run(inproc_session)
@@ -104,8 +98,8 @@ def test_results_come_in_the_order_of_the_items(inproc_session: Session, place: 
 
 @pytest.mark.parametrize("options", [{"limit": 4}, {"limit": 4, "num_threads": 3}])
 def test_a_limit_splits_a_pass_over_epochs_and_the_next_pass_begins_after_its_end(
-    inproc_session: Session, options: dict[str, Any]
-) -> None:
+    inproc_session, options
+):
     job, results = make_job(lambda: pipe("reader", square, **options))
     with job, Node("here") as here:
         with job.init_group:
@@ -122,19 +116,17 @@ def test_a_limit_splits_a_pass_over_epochs_and_the_next_pass_begins_after_its_en
     ]
 
 
-def extend(results: Any, seen: Any) -> None:
+def extend(results, seen):
     seen.append(results)
 
 
-def hold(x: int, most: Any) -> int:
+def hold(x, most):
     most[0] = max(most[0], len(READ) - x)
     return x
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
-def test_no_more_is_read_than_fits_and_not_yet_passed_on(
-    inproc_session: Session, num_threads: int
-) -> None:
+def test_no_more_is_read_than_fits_and_not_yet_passed_on(inproc_session, num_threads):
     with TaskGroup() as group, Node("here"):
         Task(Numbers, (), "reader", kwargs={"n": 40})
         Task(lambda: np.zeros(1, int), outputs="most")
@@ -144,11 +136,11 @@ def test_no_more_is_read_than_fits_and_not_yet_passed_on(
     assert 1 <= most.fetch()[0] <= 2 * num_threads
 
 
-def square_root(x: int) -> int:
+def square_root(x):
     return x
 
 
-def scale(x: int, by: Any, offset: int) -> int:
+def scale(x, by, offset):
     return x * int(by[0]) + offset
 
 
@@ -156,9 +148,7 @@ def scale(x: int, by: Any, offset: int) -> int:
     ("make", "found"),
     [(lambda: [1, 2, 3], "list"), (lambda: 3, "int"), (lambda: np.arange(3), "ndarray")],
 )
-def test_what_has_no_position_is_refused_when_a_pipe_reads_from_it(
-    inproc_session: Session, make: Any, found: str
-) -> None:
+def test_what_has_no_position_is_refused_when_a_pipe_reads_from_it(inproc_session, make, found):
     """Each run would read all of a list again."""
     with Job("reading") as job, Node("here"):
         with job.init_group:
@@ -170,7 +160,7 @@ def test_what_has_no_position_is_refused_when_a_pipe_reads_from_it(
         JobRunner(job).run(inproc_session)
 
 
-def test_inputs_are_shared_by_all_calls(inproc_session: Session) -> None:
+def test_inputs_are_shared_by_all_calls(inproc_session):
     with TaskGroup() as group, Node("here"):
         Task(Numbers, (), "reader", kwargs={"n": 5})
         Task(lambda: np.array([3]), outputs="by", name="by")
@@ -180,17 +170,15 @@ def test_inputs_are_shared_by_all_calls(inproc_session: Session) -> None:
     assert got.fetch() == [1, 4, 7, 10, 13]
 
 
-def draw(*_: Any) -> float:
+def draw(*_):
     return float(current_task().rng.random())
 
 
-def draw_beside(x: int) -> tuple[int, float]:
+def draw_beside(x):
     return current_task().instance, draw(x)
 
 
-def test_an_item_draws_the_same_numbers_on_any_number_of_threads(
-    inproc_session: Session,
-) -> None:
+def test_an_item_draws_the_same_numbers_on_any_number_of_threads(inproc_session):
     drawn = []
     for num_threads in (1, 4):
         job, results = make_job(
@@ -205,27 +193,25 @@ def test_an_item_draws_the_same_numbers_on_any_number_of_threads(
     assert len(set(drawn[0])) == 10
 
 
-def fail_at_7(x: int, *_: Any) -> int:
+def fail_at_7(x, *_):
     if x == 7:
         raise ValueError("seven")
     return x
 
 
-def fail_reading() -> Iterator[int]:
+def fail_reading():
     yield 0
     raise ValueError("seven")
 
 
 class Failing(Numbers):
-    def __next__(self) -> int:
+    def __next__(self):
         return fail_at_7(super().__next__())
 
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("what", ["processor", "into", "reader"])
-def test_an_error_ends_the_group_and_names_node_task_and_epoch(
-    inproc_session: Session, what: str, place: str
-) -> None:
+def test_an_error_ends_the_group_and_names_node_task_and_epoch(inproc_session, what, place):
     options = {"reader": "reader", **PLACES[place]}
     call = {
         "processor": {"processor": fail_at_7},
@@ -234,17 +220,15 @@ def test_an_error_ends_the_group_and_names_node_task_and_epoch(
     }[what]
     job, _ = make_job(lambda: pipe(name="work", **call, **options))
     if what == "reader":
-        job.init_group.find("here", "open").fn = Failing  # type: ignore[union-attr]
+        job.init_group.find("here", "open").fn = Failing
     with pytest.raises(TaskFailedError, match="ValueError: seven") as caught:
         JobRunner(job).run(inproc_session)
     assert (caught.value.node, caught.value.task, caught.value.epoch) == ("here", "work", 1)
     assert "In item 7 of this run" in str(caught.value)
 
 
-def test_a_resumed_run_reads_on_from_what_was_processed(
-    inproc_session: Session, tmp_path: Path
-) -> None:
-    def new() -> tuple[Job, Any]:
+def test_a_resumed_run_reads_on_from_what_was_processed(inproc_session, tmp_path):
+    def new():
         job, results = make_job(
             lambda: pipe("reader", square, into=add_to, updates="total", num_threads=3, limit=3)
         )
@@ -269,17 +253,17 @@ def test_a_resumed_run_reads_on_from_what_was_processed(
 class Slow(Numbers):
     """Never ends; its first item lets a task fail."""
 
-    def __next__(self) -> int:
+    def __next__(self):
         GATE.set()
         return 1
 
 
-def fail_when_open() -> None:
+def fail_when_open():
     GATE.wait(10)
     raise ValueError("elsewhere")
 
 
-def wait_until_cancelled(x: int) -> int:
+def wait_until_cancelled(x):
     while not current_task().is_cancelled:
         time.sleep(0.001)
     return x
@@ -287,9 +271,7 @@ def wait_until_cancelled(x: int) -> int:
 
 @pytest.mark.parametrize("processor", [square_root, wait_until_cancelled])
 @pytest.mark.parametrize("options", [{}, {"num_threads": 2}, {"into": square, "num_threads": 2}])
-def test_an_endless_pipe_ends_when_another_task_fails(
-    inproc_session: Session, options: dict[str, Any], processor: Callable[[int], int]
-) -> None:
+def test_an_endless_pipe_ends_when_another_task_fails(inproc_session, options, processor):
     with TaskGroup() as group, Node("here"):
         Task(Slow, (), "reader", kwargs={"n": 1})
         pipe("reader", processor, **options)
@@ -320,6 +302,6 @@ def test_an_endless_pipe_ends_when_another_task_fails(
         ({"into": square, "updates": "reader"}, "cannot be called with 2 arguments|twice"),
     ],
 )
-def test_a_pipe_that_cannot_run_is_refused(arguments: dict[str, Any], message: str) -> None:
+def test_a_pipe_that_cannot_run_is_refused(arguments, message):
     with TaskGroup(), Node("here"), pytest.raises(DefinitionError, match=message):
         pipe(**{"reader": "reader", **arguments})

@@ -1,9 +1,5 @@
 """Copies of stores, and what a power loss leaves of them."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import zarr
 
@@ -15,23 +11,23 @@ from tests.cli.directories import begin, save
 class Traced(PosixFiles):
     """Notes what is done, in order."""
 
-    has_syncfs = True  # type: ignore[assignment]
+    has_syncfs = True
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.trace: list[tuple[str, str]] = []
+        self.trace = []
 
-    def before(self, operation: str, path: str) -> None:
+    def before(self, operation, path):
         self.trace.append((operation, path))
 
-    def sync_path(self, path: str) -> None:
+    def sync_path(self, path):
         self.before("fsync", path)
 
-    def _sync_file_system(self, descriptor: int) -> int:
+    def _sync_file_system(self, descriptor):
         return 0
 
 
-def test_a_copy_opens_only_when_all_of_it_is_durable(tmp_path: Path) -> None:
+def test_a_copy_opens_only_when_all_of_it_is_durable(tmp_path):
     run = begin(tmp_path / "k")
     save(run, 1)
     run.run.end()
@@ -53,7 +49,7 @@ def test_a_copy_opens_only_when_all_of_it_is_durable(tmp_path: Path) -> None:
     assert zarr.open_group(store, mode="r")["w"][5] == 5
 
 
-def test_a_damaged_store_is_an_error_and_no_reader_opens_its_copy(tmp_path: Path) -> None:
+def test_a_damaged_store_is_an_error_and_no_reader_opens_its_copy(tmp_path):
     run = begin(tmp_path / "k")
     save(run, 1)
     run.run.end()

@@ -1,16 +1,11 @@
 """The examples run, resume, and give the same bits however they are run."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import cloudpickle
 import dask
@@ -26,18 +21,17 @@ from jobrunner import (
     TaskFailedError,
     current_task,
 )
-from jobrunner.run import RunResult
 from tests.processes import own_session
 
 _EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture
-def load() -> Iterator[Callable[[str], Any]]:
+def load():
     """Imports an example; its functions are pickled by value."""
     with contextlib.ExitStack() as undo:
 
-        def load(name: str) -> ModuleType:
+        def load(name):
             spec = importlib.util.spec_from_file_location(
                 f"example_{name}", _EXAMPLES / f"{name}.py"
             )
@@ -54,14 +48,12 @@ def load() -> Iterator[Callable[[str], Any]]:
         yield load
 
 
-def _run(session: Session, job: Any, directory: Path, num_epochs: int | None = None) -> RunResult:
+def _run(session, job, directory, num_epochs=None):
     manager = MultiNodeCheckpointManager(directory)
     return JobRunner(job, manager, num_epochs=num_epochs).run(session)
 
 
-def test_kmeans_agrees_with_a_plain_loop(
-    load: Any, inproc_session: Session, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_kmeans_agrees_with_a_plain_loop(load, inproc_session, tmp_path, capsys):
     job = load("kmeans").build_job(trainers=3, points=500)
     manager = MultiNodeCheckpointManager(tmp_path)
     result = JobRunner(job, manager).run(inproc_session)
@@ -78,7 +70,7 @@ def test_kmeans_agrees_with_a_plain_loop(
     assert "5 clusters of 1,500 points:" in capsys.readouterr().out
 
 
-def test_heat_flows_as_on_one_plate_on_any_number_of_workers(load: Any, tmp_path: Path) -> None:
+def test_heat_flows_as_on_one_plate_on_any_number_of_workers(load, tmp_path):
     heat = load("heat")
     plate = heat.cold_plate_with_hot_square(0, 1, 32)
     for _ in range(20):
@@ -91,11 +83,11 @@ def test_heat_flows_as_on_one_plate_on_any_number_of_workers(load: Any, tmp_path
         np.testing.assert_array_equal(np.load(output), plate)
 
 
-def _recorded(path: Path) -> dict[str, Any]:
+def _recorded(path):
     """Digests of the newest epoch's blobs, and the rows of all epochs."""
     manager = MultiNodeCheckpointManager(path)
     checkpoint = manager.open("latest")
-    recorded: dict[str, Any] = {}
+    recorded = {}
     for node in checkpoint:
         for blob in checkpoint[node]:
             recorded[f"{node}/{blob}"] = checkpoint[node].digest(blob)
@@ -113,13 +105,8 @@ def _recorded(path: Path) -> dict[str, Any]:
     ],
 )
 def test_an_example_stopped_and_resumed_ends_with_the_same_bits(
-    name: str,
-    options: Any,
-    load: Any,
-    inproc_session: Session,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    name, options, load, inproc_session, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     example = load(name)
     whole = _run(inproc_session, example.build_job(**options), tmp_path / "whole")
@@ -130,7 +117,7 @@ def test_an_example_stopped_and_resumed_ends_with_the_same_bits(
     assert _recorded(tmp_path / "parts") == _recorded(tmp_path / "whole")
 
 
-def _plain(value: Any) -> Any:
+def _plain(value):
     """Turn the tensors of a state into arrays."""
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
@@ -140,17 +127,17 @@ def _plain(value: Any) -> Any:
 
 
 def test_digits_interrupted_within_an_epoch_end_with_the_same_bits(
-    load: Any, inproc_session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    load, inproc_session, tmp_path, monkeypatch
+):
     pytest.importorskip("sklearn", reason="the digits example needs scikit-learn")
     digits = load("train_digits")
 
-    def train(path: Path) -> RunResult:
+    def train(path):
         job = digits.build_job(trainers=2, batch=128, epochs=2)  # 6 steps
         manager = MultiNodeCheckpointManager(path, save=SaveEvery(steps=4))
         return JobRunner(job, manager).run(inproc_session)
 
-    def states(path: Path) -> dict[str, Any]:
+    def states(path):
         nodes = MultiNodeCheckpointManager(path).open(2)
         return {
             node: {blob: _plain(nodes[node].load(blob)) for blob in nodes[node]} for node in nodes
@@ -158,7 +145,7 @@ def test_digits_interrupted_within_an_epoch_end_with_the_same_bits(
 
     compute_gradients = digits.compute_gradients
 
-    def fail_late(network: Any, images: Any, labels: Any) -> Any:
+    def fail_late(network, images, labels):
         if (current_task().epoch, current_task().step) == (2, 5):
             raise RuntimeError("interrupted")
         return compute_gradients(network, images, labels)
@@ -175,9 +162,7 @@ def test_digits_interrupted_within_an_epoch_end_with_the_same_bits(
     assert whole.metrics[-1]["accuracy"] > 0.5
 
 
-def test_a_sampler_is_summarized_in_xarray(
-    load: Any, inproc_session: Session, tmp_path: Path
-) -> None:
+def test_a_sampler_is_summarized_in_xarray(load, inproc_session, tmp_path):
     pytest.importorskip("xarray")
     sampler = load("sampler")
     _run(inproc_session, sampler.build_job(), tmp_path)

@@ -1,9 +1,6 @@
 """What a failure says: where, how much of it, and what to do, once."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +11,7 @@ from jobrunner import (
     DefinitionError,
     Job,
     JobRunner,
-    JobRunnerError,
     NodeLostError,
-    Session,
     Task,
     TaskFailedError,
     epoch_limiter,
@@ -28,7 +23,7 @@ from tests.jobs import Listener
 MANY = 10_000_000
 
 
-def run(session: Session, fn: Any) -> Any:
+def run(session, fn):
     """Run a job whose epochs call `fn` with blob x, a list."""
     with Job("j") as job:
         with job.init_group:
@@ -48,10 +43,8 @@ def run(session: Session, fn: Any) -> Any:
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_a_task_that_raises_one_of_our_errors_is_named(
-    error: JobRunnerError, inproc_session: Session
-) -> None:
-    def fail() -> None:
+def test_a_task_that_raises_one_of_our_errors_is_named(error, inproc_session):
+    def fail():
         raise error
 
     with pytest.raises(TaskFailedError, match=r"'t' .*'a'.* at epoch 1: .*mine") as caught:
@@ -63,8 +56,8 @@ def test_a_task_that_raises_one_of_our_errors_is_named(
 
 
 def test_the_client_shows_source_lines_of_code_that_workers_have_not_and_reads_no_other_file(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     secret = tmp_path / "secret"
     secret.write_text("secret")
     number = 1 + Path(__file__).read_text().splitlines().index("MANY = 10_000_000")
@@ -77,8 +70,8 @@ def test_the_client_shows_source_lines_of_code_that_workers_have_not_and_reads_n
     assert with_source_lines(f"{shown}E: e") == f"{shown}E: e"
 
 
-def test_a_long_text_of_an_exception_is_shortened(inproc_session: Session) -> None:
-    def fail() -> None:
+def test_a_long_text_of_an_exception_is_shortened(inproc_session):
+    def fail():
         try:
             raise KeyError("k" * MANY)
         except KeyError as error:
@@ -89,7 +82,7 @@ def test_a_long_text_of_an_exception_is_shortened(inproc_session: Session) -> No
     with pytest.raises(TaskFailedError) as caught:
         run(inproc_session, fail)
     error = caught.value
-    cause: Any = error.__cause__
+    cause = error.__cause__
     assert type(cause) is ValueError
     assert cause.args[1] == 3
     assert "begin" in str(error)
@@ -102,14 +95,14 @@ def test_a_long_text_of_an_exception_is_shortened(inproc_session: Session) -> No
 # ---- values that contain themselves
 
 
-def endless() -> list[Any]:
-    value: list[Any] = [np.zeros(2)]
+def endless():
+    value = [np.zeros(2)]
     value.append({"again": value})
     return value
 
 
-def deep() -> Any:
-    value: Any = []
+def deep():
+    value = []
     for _ in range(100_000):
         value = [value]
     return value
@@ -117,9 +110,7 @@ def deep() -> Any:
 
 @pytest.mark.parametrize("make", [endless, deep])
 @pytest.mark.parametrize("reader", ["a", "b"])
-def test_a_value_may_contain_itself_but_not_be_nested_too_deeply(
-    make: Any, reader: str, inproc_session: Session
-) -> None:
+def test_a_value_may_contain_itself_but_not_be_nested_too_deeply(make, reader, inproc_session):
     with Job("j") as job:
         task = Task(make, outputs="y", name="t", node="a")
         Task(lambda value: len(value), inputs=task.output(), node=reader)
@@ -149,8 +140,8 @@ epoch_limiter(job, 2)
 """
 
 
-def test_while_a_run_recovers_by_itself_nobody_is_told_to_act(inproc_session: Session) -> None:
-    space: dict[str, Any] = {}
+def test_while_a_run_recovers_by_itself_nobody_is_told_to_act(inproc_session):
+    space = {}
     exec(FLAKY, space)
     heard = Listener()
     with pytest.raises(TaskFailedError) as caught:
@@ -165,7 +156,7 @@ def test_while_a_run_recovers_by_itself_nobody_is_told_to_act(inproc_session: Se
     assert "loss 3 in a row" in text
 
 
-def test_the_command_line_advises_once_how_to_resume(tmp_path: Path) -> None:
+def test_the_command_line_advises_once_how_to_resume(tmp_path):
     script = tmp_path / "flaky.py"
     script.write_text(FLAKY)
     result = CliRunner().invoke(

@@ -1,10 +1,5 @@
 """Groups that libraries make, and what a group leaves for the client."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -14,26 +9,25 @@ from jobrunner import (
     JobRunner,
     MultiNodeCheckpointManager,
     Node,
-    Session,
     Task,
     TaskGroup,
     current_task,
     epoch_limiter,
 )
 
-SEEN: list[str] = []
+SEEN = []
 
 
-def note_name() -> None:
+def note_name():
     SEEN.append(current_task().name)
 
 
-def one() -> int:
+def one():
     return 1
 
 
-def test_report_steps_run_in_a_group_without_tasks(inproc_session: Session, tmp_path: Path) -> None:
-    def run(epochs: int) -> list[str]:
+def test_report_steps_run_in_a_group_without_tasks(inproc_session, tmp_path):
+    def run(epochs):
         SEEN.clear()
         with Job("reported", steps_per_epoch=2) as job, Node("n"):
             with job.init_group:
@@ -50,11 +44,11 @@ def test_report_steps_run_in_a_group_without_tasks(inproc_session: Session, tmp_
     assert run(2) == ["report#1"] * 3  # the init group has run
 
 
-def bump(x: Any) -> None:
+def bump(x):
     x += 1
 
 
-def test_a_final_output_is_the_value_after_all_tasks_of_the_group(inproc_session: Session) -> None:
+def test_a_final_output_is_the_value_after_all_tasks_of_the_group(inproc_session):
     with TaskGroup() as group, Node("n") as node:
         Task(lambda: np.zeros(2), outputs="x", name="make")
         final = group.final_output("x")
@@ -68,7 +62,7 @@ def test_a_final_output_is_the_value_after_all_tasks_of_the_group(inproc_session
     assert [task.name for task in group.tasks()][-2:] == ["final_output"] * 2
 
 
-def test_a_final_output_of_a_job_is_that_of_its_last_epoch(inproc_session: Session) -> None:
+def test_a_final_output_of_a_job_is_that_of_its_last_epoch(inproc_session):
     with Job("finals") as job, Node("n"):
         with job.init_group:
             Task(lambda: 0, outputs="total", name="zero")

@@ -1,15 +1,12 @@
 """A library that another thread has only begun to import disturbs no job that does not use it."""
 
-from __future__ import annotations
-
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 
-from jobrunner import Job, JobRunner, MultiNodeCheckpointManager, Session, Task
+from jobrunner import Job, JobRunner, MultiNodeCheckpointManager, Task
 
 LIBRARIES = ["torch", "pandas", "scipy.sparse"]
 
@@ -19,18 +16,16 @@ class Counter:
 
     n = 0
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self):
         return {"n": self.n}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state):
         self.n = state["n"]
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_a_half_imported_library_ends_no_job(
-    library: str, inproc_session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def count(counter: Counter) -> None:
+def test_a_half_imported_library_ends_no_job(library, inproc_session, tmp_path, monkeypatch):
+    def count(counter):
         counter.n += 1
 
     monkeypatch.setitem(sys.modules, library, ModuleType(library))  # as `import` begins

@@ -1,11 +1,8 @@
 """A mid-epoch checkpoint is shown as what it is, and kept only if asked to be."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -19,7 +16,6 @@ from jobrunner import (
     MultiNodeCheckpointManager,
     Position,
     SaveEvery,
-    Session,
     TaskFailedError,
     current_task,
 )
@@ -27,10 +23,10 @@ from jobrunner.cli.command import main
 from tests.jobs import Listener, counter
 
 
-def train(session: Session, path: Path, every: int, last: int, **options: Any) -> None:
+def train(session, path, every, last, **options):
     """Epochs of two steps; save every `every` steps; fail in step 2 of epoch `last`."""
 
-    def step(n: int) -> int:
+    def step(n):
         task = current_task()
         assert task.epoch is not None
         if (task.epoch, task.step) == (last, 1):
@@ -44,18 +40,18 @@ def train(session: Session, path: Path, every: int, last: int, **options: Any) -
         JobRunner(job, manager, callbacks=[]).run(session)
 
 
-def recorded(manager: MultiNodeCheckpointManager) -> list[int | Position]:
+def recorded(manager):
     return [at.public for at in manager.positions()]
 
 
-def invoke(*args: object) -> tuple[str, Any]:
+def invoke(*args):
     words = [str(arg) for arg in args]
     text = CliRunner().invoke(main, words).stdout
     return text, json.loads(CliRunner().invoke(main, [*words, "--json"]).stdout)
 
 
 @pytest.fixture
-def runs(inproc_session: Session, tmp_path: Path) -> Path:
+def runs(inproc_session, tmp_path):
     """Directory 0 to 3, and the first step of epoch 4."""
     train(inproc_session, tmp_path / "runs", every=1, last=4)
     manager = MultiNodeCheckpointManager(tmp_path / "runs")
@@ -64,7 +60,7 @@ def runs(inproc_session: Session, tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-def test_commands_show_whole_epochs_and_the_step(runs: Path) -> None:
+def test_commands_show_whole_epochs_and_the_step(runs):
     text, data = invoke("ls", runs)
     assert [line.split()[0] for line in text.splitlines()[1:6]] == ["0", "1", "2", "3", "3.s1"]
     *_, whole, last = data["epochs"]
@@ -90,9 +86,7 @@ def test_commands_show_whole_epochs_and_the_step(runs: Path) -> None:
     assert "Epoch 3.s2" in data["error"]["message"]
 
 
-def test_a_run_says_at_which_step_it_saved_and_resumes(
-    tmp_path: Path, inproc_session: Session
-) -> None:
+def test_a_run_says_at_which_step_it_saved_and_resumes(tmp_path, inproc_session):
     listener = Listener()
     manager = MultiNodeCheckpointManager(tmp_path, save=SaveEvery(steps=1))
     runner = JobRunner(counter(1, steps_per_epoch=2), manager, callbacks=[listener])
@@ -116,17 +110,13 @@ AT_1, AT_4, AT_7 = (Position(epoch, 1) for epoch in (1, 4, 7))
     ],
     ids=repr,
 )
-def test_policies_rank_whole_epochs(
-    keep: Any, kept: list[int], tmp_path: Path, inproc_session: Session
-) -> None:
+def test_policies_rank_whole_epochs(keep, kept, tmp_path, inproc_session):
     # Every third step is saved, and the end of each epoch with such a step.
     train(inproc_session, tmp_path, every=3, last=8, keep=keep)
     assert recorded(MultiNodeCheckpointManager(tmp_path)) == kept
 
 
-def test_a_position_is_set_aside_restored_and_recorded_again(
-    tmp_path: Path, inproc_session: Session
-) -> None:
+def test_a_position_is_set_aside_restored_and_recorded_again(tmp_path, inproc_session):
     path = tmp_path / "runs"
     keep = KeepAll(partial=True)
     train(inproc_session, path, every=1, last=3, keep=keep, asynchronous=False)

@@ -1,13 +1,10 @@
 """Blobs with ``history=``: each epoch adds rows to one array of a node."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
 import uuid
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +23,6 @@ from jobrunner import (
     Node,
     Position,
     SaveEvery,
-    Session,
     Task,
     TaskFailedError,
     current_task,
@@ -40,21 +36,21 @@ NODES = ("chain:0", "chain:1")
 
 
 @pytest.fixture
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_chunks(monkeypatch):
     """A history has many chunks, and readers see each at once."""
     for name in ("_LEAST_BYTES", "_MOST_BYTES"):
         monkeypatch.setattr(f"jobrunner.checkpoint.history_writer.{name}", 64)
     monkeypatch.setattr("jobrunner.checkpoint.history_writer.PUBLISH_SECONDS", 0)
 
 
-def draw(state: Any) -> tuple[Any, Any, float]:
+def draw(state):
     task = current_task()
     draws = task.rng.standard_normal((3, 2)) + state[:, None].sum()
     return draws, state + draws[-1, 0], float(state[0])
 
 
-def sampler(epochs: int, fails_at: int = -1, nodes: tuple[str, ...] = NODES, steps: int = 1) -> Job:
-    def check(state: Any) -> None:
+def sampler(epochs, fails_at=-1, nodes=NODES, steps=1):
+    def check(state):
         task = current_task()
         if (task.epoch, task.step) == (fails_at, steps - 1):
             raise ValueError(state)
@@ -64,7 +60,7 @@ def sampler(epochs: int, fails_at: int = -1, nodes: tuple[str, ...] = NODES, ste
             with Node(name):
                 with job.init_group:
                     Task(lambda: np.zeros(3), outputs="state")
-                outputs: Any = [
+                outputs = [
                     Blob("draws", history="extend"),
                     "state",
                     Blob("energy", history=True),
@@ -75,9 +71,7 @@ def sampler(epochs: int, fails_at: int = -1, nodes: tuple[str, ...] = NODES, ste
     return job
 
 
-def run(
-    session: Session, path: Path | str, epochs: int, fails_at: int = -1, **options: Any
-) -> MultiNodeCheckpointManager:
+def run(session, path, epochs, fails_at=-1, **options):
     managed = {name: options.pop(name) for name in ("keep", "save", "load_path") if name in options}
     shape = {name: options.pop(name) for name in ("nodes", "steps") if name in options}
     manager = MultiNodeCheckpointManager(path, **managed)
@@ -89,15 +83,13 @@ def run(
     return manager
 
 
-def record(session: Session, path: Path, job: Job) -> MultiNodeCheckpointManager:
+def record(session, path, job):
     manager = MultiNodeCheckpointManager(path)
     JobRunner(job, manager, callbacks=[]).run(session)
     return manager
 
 
-def expect_rows(
-    manager: MultiNodeCheckpointManager, epochs: int, nodes: tuple[str, ...] = NODES
-) -> None:
+def expect_rows(manager, epochs, nodes=NODES):
     """Compare the histories with what the job computes when it is not interrupted."""
     draws, energy = manager.history_of("draws").compute(), manager.history_of("energy").compute()
     assert draws.shape == (len(nodes), 3 * epochs, 2)
@@ -114,11 +106,11 @@ def expect_rows(
         assert np.array_equal(last[node].load("state"), state[i])
 
 
-def names_of_histories(manager: MultiNodeCheckpointManager) -> list[str]:
+def names_of_histories(manager):
     return sorted(path.name for path in Path(manager.path, "_histories").iterdir())
 
 
-def test_each_epoch_adds_rows_to_one_array(session: Session, tmp_path: Path) -> None:
+def test_each_epoch_adds_rows_to_one_array(session, tmp_path):
     manager = run(session, tmp_path / "k", 5)
     expect_rows(manager, 5)
     assert len(names_of_histories(manager)) == 1
@@ -136,11 +128,11 @@ def test_each_epoch_adds_rows_to_one_array(session: Session, tmp_path: Path) -> 
         manager.history_of("draws", epoch=0)
 
 
-def test_any_reader_opens_the_rows_while_the_run_goes_on(session: Session, tmp_path: Path) -> None:
-    lengths: list[int] = []
+def test_any_reader_opens_the_rows_while_the_run_goes_on(session, tmp_path):
+    lengths = []
 
     class Look:
-        def on_save(self, report: Any) -> None:
+        def on_save(self, report):
             (path,) = (tmp_path / "k" / "_histories").glob("*/draws")
             arrays = list(zarr.open_group(path, mode="r").arrays())
             lengths.extend(array.shape[0] for _, array in arrays)
@@ -154,9 +146,7 @@ def test_any_reader_opens_the_rows_while_the_run_goes_on(session: Session, tmp_p
 
 
 @pytest.mark.parametrize("save", [SaveEvery(epochs=1), SaveEvery(epochs=3)])
-def test_a_resume_goes_on_with_the_rows_of_the_recorded_epoch(
-    save: SaveEvery, session: Session, tmp_path: Path
-) -> None:
+def test_a_resume_goes_on_with_the_rows_of_the_recorded_epoch(save, session, tmp_path):
     manager = run(session, tmp_path / "k", 8, fails_at=6, save=save)
     # What was not recorded does not count, although its rows are there.
     at = manager.latest()
@@ -171,7 +161,7 @@ def test_a_resume_goes_on_with_the_rows_of_the_recorded_epoch(
         assert np.array_equal(rows, whole.history_of(blob).compute())
 
 
-def test_a_rewind_keeps_the_rows_that_a_restore_needs(session: Session, tmp_path: Path) -> None:
+def test_a_rewind_keeps_the_rows_that_a_restore_needs(session, tmp_path):
     manager = run(session, tmp_path / "k", 7)
     before = manager.history_of("draws").compute()
     run(session, tmp_path / "k", 4, resume_from_epoch=2, keep=KeepLast(1))
@@ -185,7 +175,7 @@ def test_a_rewind_keeps_the_rows_that_a_restore_needs(session: Session, tmp_path
     expect_rows(manager, 7)
 
 
-def test_what_no_epoch_needs_is_deleted_by_a_later_run(session: Session, tmp_path: Path) -> None:
+def test_what_no_epoch_needs_is_deleted_by_a_later_run(session, tmp_path):
     for epochs in (3, 5, 7, 9):
         manager = run(session, tmp_path / "k", epochs, keep=KeepLast(1))
         assert manager.epochs()[-1] == epochs
@@ -196,7 +186,7 @@ def test_what_no_epoch_needs_is_deleted_by_a_later_run(session: Session, tmp_pat
     assert sorted(statuses) == ["live", "live", "pending"]
 
 
-def test_what_a_lost_log_recorded_stays(session: Session, tmp_path: Path) -> None:
+def test_what_a_lost_log_recorded_stays(session, tmp_path):
     path = tmp_path / "k"
     run(session, path, 3)
     shutil.rmtree(path / "_log")
@@ -211,7 +201,7 @@ def test_what_a_lost_log_recorded_stays(session: Session, tmp_path: Path) -> Non
         manager.verify(epoch)
 
 
-def test_a_copy_has_the_rows_of_its_epoch(session: Session, tmp_path: Path) -> None:
+def test_a_copy_has_the_rows_of_its_epoch(session, tmp_path):
     manager = run(session, tmp_path / "k", 5)
     copy_epoch(manager.directory, Position(3), str(tmp_path / "copy"))
     copy = MultiNodeCheckpointManager(tmp_path / "copy")
@@ -224,8 +214,8 @@ def test_a_copy_has_the_rows_of_its_epoch(session: Session, tmp_path: Path) -> N
 
 
 def test_a_job_resumes_from_the_rows_that_were_copied_after_its_last_epoch(
-    inproc_session: Session, tmp_path: Path
-) -> None:
+    inproc_session, tmp_path
+):
     upload = CopyTo(tmp_path / "copy")
     for epochs in (2, 4, 4):  # the last one copies the same epoch again
         run(inproc_session, tmp_path / "k", epochs, upload_task_group_builder=upload)
@@ -238,9 +228,7 @@ def test_a_job_resumes_from_the_rows_that_were_copied_after_its_last_epoch(
     expect_rows(run(inproc_session, tmp_path / "copy", 5), 5)
 
 
-def test_nodes_and_blobs_take_their_rows_along_under_new_names(
-    session: Session, tmp_path: Path
-) -> None:
+def test_nodes_and_blobs_take_their_rows_along_under_new_names(session, tmp_path):
     run(session, tmp_path / "k", 3)
     names = ("chain:1", "other")
     rename = {"chain:0": "chain:1", "chain:1": "other"}
@@ -248,7 +236,7 @@ def test_nodes_and_blobs_take_their_rows_along_under_new_names(
     expect_rows(manager, 5, names)
 
 
-def test_a_new_node_begins_without_rows(session: Session, tmp_path: Path) -> None:
+def test_a_new_node_begins_without_rows(session, tmp_path):
     run(session, tmp_path / "k", 3)
     nodes = (*NODES, "chain:2")
     manager = run(session, tmp_path / "k", 5, nodes=nodes, missing="init")
@@ -261,7 +249,7 @@ def test_a_new_node_begins_without_rows(session: Session, tmp_path: Path) -> Non
     assert manager.history_of("draws", nodes=NODES).shape == (2, 15, 2)
 
 
-def test_each_step_adds_a_row(session: Session, tmp_path: Path) -> None:
+def test_each_step_adds_a_row(session, tmp_path):
     path = tmp_path / "k"
     manager = run(session, path, 3, fails_at=2, steps=4, save=SaveEvery(steps=3))
     assert manager.latest() == Position(1, 2)
@@ -270,9 +258,7 @@ def test_each_step_adds_a_row(session: Session, tmp_path: Path) -> None:
     expect_rows(manager, 12)
 
 
-def test_one_damaged_old_chunk_does_not_damage_every_epoch(
-    inproc_session: Session, tmp_path: Path, small_chunks: None
-) -> None:
+def test_one_damaged_old_chunk_does_not_damage_every_epoch(inproc_session, tmp_path, small_chunks):
     path = tmp_path / "k"
     manager = run(inproc_session, path, 4)
     (chunk,) = path.glob("_histories/*/draws/chain:0/c.0.0")
@@ -289,9 +275,7 @@ def test_one_damaged_old_chunk_does_not_damage_every_epoch(
     assert manager.history_of("draws", nodes=["chain:1"]).compute().shape == (1, 18, 2)
 
 
-def test_a_damaged_document_of_an_array_does_no_harm(
-    inproc_session: Session, tmp_path: Path, small_chunks: None
-) -> None:
+def test_a_damaged_document_of_an_array_does_no_harm(inproc_session, tmp_path, small_chunks):
     path = tmp_path / "k"
     manager = run(inproc_session, path, 4)
     (document,) = path.glob("_histories/*/draws/chain:0/zarr.json")
@@ -308,7 +292,7 @@ def test_a_damaged_document_of_an_array_does_no_harm(
         manager.history_of("draws")
 
 
-def test_a_damaged_tail_makes_a_resume_fall_back(session: Session, tmp_path: Path) -> None:
+def test_a_damaged_tail_makes_a_resume_fall_back(session, tmp_path):
     path = tmp_path / "k"
     run(session, path, 4)
     (chunk,) = path.glob("_histories/*/energy/chain:0/c.0")
@@ -319,11 +303,11 @@ def test_a_damaged_tail_makes_a_resume_fall_back(session: Session, tmp_path: Pat
     expect_rows(manager, 5)
 
 
-def put(values: Any) -> Any:
-    return values[current_task().epoch - 1]  # type: ignore[operator]
+def put(values):
+    return values[current_task().epoch - 1]
 
 
-def putting(values: list[Any], **options: Any) -> Job:
+def putting(values, **options):
     """An epoch for each value, which it puts into blob "h"."""
     with Job("j") as job, Node("a"):
         Task(put, outputs=Blob("h", **options), kwargs={"values": values}, inputs=())
@@ -344,9 +328,7 @@ def putting(values: list[Any], **options: Any) -> Job:
         ("extend", [np.zeros((2, 3)), np.zeros((2, 4))], r"shape \(3,\), as those before"),
     ],
 )
-def test_what_is_no_row_fails_its_task(
-    history: Any, values: list[Any], message: str, inproc_session: Session, tmp_path: Path
-) -> None:
+def test_what_is_no_row_fails_its_task(history, values, message, inproc_session, tmp_path):
     with pytest.raises(DefinitionError, match="Task a/put") as caught:
         record(inproc_session, tmp_path / "k", putting(values, history=history))
     assert re.search(message, str(caught.value), re.S)
@@ -364,9 +346,7 @@ def test_what_is_no_row_fails_its_task(
         [np.array([1, 2], ">i4"), np.array([3, 4], ">i4")],
     ],
 )
-def test_the_last_value_comes_back_as_it_was(
-    values: list[Any], inproc_session: Session, tmp_path: Path
-) -> None:
+def test_the_last_value_comes_back_as_it_was(values, inproc_session, tmp_path):
     manager = record(inproc_session, tmp_path / "k", putting(values, history=True))
     assert_identical(
         np.ascontiguousarray(values[1]) if np.ndim(values[1]) else values[1],
@@ -376,10 +356,8 @@ def test_the_last_value_comes_back_as_it_was(
     assert np.array_equal(rows[0], np.stack([np.asarray(value) for value in values]))
 
 
-def test_updates_add_rows_and_init_only_makes_the_first_value(
-    inproc_session: Session, tmp_path: Path
-) -> None:
-    def add(x: Any) -> None:
+def test_updates_add_rows_and_init_only_makes_the_first_value(inproc_session, tmp_path):
+    def add(x):
         x += 1
 
     with Job("j") as job, Node("a"):
@@ -393,16 +371,16 @@ def test_updates_add_rows_and_init_only_makes_the_first_value(
     assert manager.open(0)["a"].load("x").tolist() == [0, 0]
 
 
-def test_what_does_not_fit_a_history_is_refused_at_its_definition(tmp_path: Path) -> None:
+def test_what_does_not_fit_a_history_is_refused_at_its_definition(tmp_path):
     for shared in ({"partition": 0}, {"replicated": True}, {"transient": True}):
         with pytest.raises(DefinitionError, match="give only one of them"):
-            Blob("x", history=True, **shared)  # type: ignore[arg-type]
-    refused: list[dict[str, Any]] = [{"chunks": 3}, {"compressors": "zstd"}]
+            Blob("x", history=True, **shared)
+    refused = [{"chunks": 3}, {"compressors": "zstd"}]
     for options in (*refused, {"dims": "x", "coords": "y"}):
         with pytest.raises(DefinitionError, match="omit compressors, chunks and coords"):
             Blob("x", history=True, **options)
     with pytest.raises(DefinitionError, match="history"):
-        Blob("x", history="append")  # type: ignore[arg-type]
+        Blob("x", history="append")
     with Job("j") as job, Node("a"):
         Task(float, outputs=Blob("x", history=True), inputs=())
         Task(float, outputs=Blob("x", history="extend"), inputs=(), name="again")
@@ -411,9 +389,7 @@ def test_what_does_not_fit_a_history_is_refused_at_its_definition(tmp_path: Path
         job.compile()
 
 
-def test_an_object_store_has_the_same_histories(
-    inproc_session: Session, tmp_path: Path, small_chunks: None
-) -> None:
+def test_an_object_store_has_the_same_histories(inproc_session, tmp_path, small_chunks):
     url = f"memory://{uuid.uuid4().hex}"
     expect_rows(run(inproc_session, url, 5, fails_at=4), 3)
     manager = run(inproc_session, url, 5)
@@ -429,9 +405,7 @@ def test_an_object_store_has_the_same_histories(
 
 
 @pytest.mark.parametrize(("history", "names"), [(True, ["i"]), ("extend", ["draw", "i"])])
-def test_axes_have_the_names_that_the_blob_gave_them(
-    history: Any, names: list[str], inproc_session: Session, tmp_path: Path
-) -> None:
+def test_axes_have_the_names_that_the_blob_gave_them(history, names, inproc_session, tmp_path):
     values = [np.zeros((2, 3)[-len(names) :])]
     job = putting(values, history=history, dims=names)
     manager = record(inproc_session, tmp_path / "k", job)
@@ -445,10 +419,8 @@ def test_axes_have_the_names_that_the_blob_gave_them(
         record(inproc_session, tmp_path / "other", job)
 
 
-def test_after_a_loss_in_the_same_run_no_row_is_lost_or_doubled(
-    inproc_session: Session, tmp_path: Path
-) -> None:
-    def put_twice(x: float) -> tuple[float, float]:
+def test_after_a_loss_in_the_same_run_no_row_is_lost_or_doubled(inproc_session, tmp_path):
+    def put_twice(x):
         mark = tmp_path / f"lost {current_task().epoch}"
         if mark.name in ("lost 3", "lost 6") and not mark.exists():
             mark.touch()
@@ -458,7 +430,7 @@ def test_after_a_loss_in_the_same_run_no_row_is_lost_or_doubled(
     with Job("j") as job, Node("a"):
         with job.init_group:
             Task(float, outputs="x", inputs=())
-        outputs: Any = ["x", Blob("h", history=True)]
+        outputs = ["x", Blob("h", history=True)]
         Task(put_twice, inputs="x", outputs=outputs, transient_errors=ConnectionError)
     epoch_limiter(job, 8)
     manager = record(inproc_session, tmp_path / "k", job)

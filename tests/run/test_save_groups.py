@@ -1,9 +1,6 @@
 """Saves that are under way: in order, in groups, and how they end."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Sequence
 
 import pytest
 
@@ -14,14 +11,14 @@ from jobrunner.run.save_groups import Save, SaveGroups
 class Recorder:
     """Records groups, once it is let to."""
 
-    def __init__(self) -> None:
-        self.groups: list[list[int]] = []
+    def __init__(self):
+        self.groups = []
         self.gate = threading.Event()
         self.begun = threading.Event()
         self.most = 100
         self.fails_at = -1
 
-    def record(self, group: Sequence[Save]) -> tuple[int, bool]:
+    def record(self, group):
         self.begun.set()
         assert self.gate.wait(20)
         taken = group[: self.most]
@@ -32,11 +29,11 @@ class Recorder:
         return len(taken), all(save.error is None for save in taken)
 
 
-def saves(*epochs: int) -> list[Save]:
+def saves(*epochs):
     return [Save(Position(epoch), {}) for epoch in epochs]
 
 
-def ended(groups: SaveGroups) -> list[int]:
+def ended(groups):
     epochs = []
     while (save := groups.take_ended()) is not None:
         epochs.append(save.at.epoch)
@@ -44,21 +41,19 @@ def ended(groups: SaveGroups) -> list[int]:
 
 
 @pytest.fixture
-def recorder() -> Recorder:
+def recorder():
     return Recorder()
 
 
 @pytest.fixture
-def groups(recorder: Recorder) -> SaveGroups:
+def groups(recorder):
     groups = SaveGroups(recorder.record)
     groups.add(saves(0))
     assert recorder.begun.wait(20)
     return groups
 
 
-def test_all_that_comes_during_a_group_is_the_next_one_as_far_as_it_takes_it(
-    recorder: Recorder, groups: SaveGroups
-) -> None:
+def test_all_that_comes_during_a_group_is_the_next_one_as_far_as_it_takes_it(recorder, groups):
     recorder.most = 3
     groups.add(saves(1, 2))
     groups.add(saves(3, 4))
@@ -71,9 +66,7 @@ def test_all_that_comes_during_a_group_is_the_next_one_as_far_as_it_takes_it(
     assert groups.pending == []
 
 
-def test_after_a_failure_that_ends_the_run_nothing_is_recorded(
-    recorder: Recorder, groups: SaveGroups
-) -> None:
+def test_after_a_failure_that_ends_the_run_nothing_is_recorded(recorder, groups):
     recorder.fails_at = 0
     groups.add(saves(1))
     recorder.gate.set()
@@ -88,7 +81,7 @@ def test_after_a_failure_that_ends_the_run_nothing_is_recorded(
     assert recorder.groups == [[0], [3]]
 
 
-def test_giving_up_leaves_the_group_under_way_alone(recorder: Recorder, groups: SaveGroups) -> None:
+def test_giving_up_leaves_the_group_under_way_alone(recorder, groups):
     groups.add(saves(1))
     threading.Timer(0.05, recorder.gate.set).start()
     groups.give_up()
@@ -96,8 +89,8 @@ def test_giving_up_leaves_the_group_under_way_alone(recorder: Recorder, groups: 
     assert ended(groups) == [0]
 
 
-def test_an_error_in_recording_ends_the_saves_of_the_group_and_nobody_waits_for_ever() -> None:
-    def record(group: Sequence[Save]) -> tuple[int, bool]:
+def test_an_error_in_recording_ends_the_saves_of_the_group_and_nobody_waits_for_ever():
+    def record(group):
         raise ValueError("by hand")
 
     groups = SaveGroups(record)

@@ -6,8 +6,7 @@ import copy
 import errno
 import os
 import tempfile
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -71,27 +70,27 @@ class FullFiles(FaultyFiles):
 
     is_full = False
 
-    def before(self, operation: str, path: str) -> None:
+    def before(self, operation, path):
         if self.is_full and operation == "syncfs":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
 
 class Rig:
-    def __init__(self, path: str) -> None:
+    def __init__(self, path):
         self.files = FullFiles(sync=False)
         self.manager = MultiNodeCheckpointManager(path, files=self.files)
         self.workspace = Workspace("a")
         self.all = {"a": self.workspace}
         self.epoch = 0
-        self.kept: list[Any] = []  # by user code, where nobody sees it
-        self.seen: list[Any] = []  # and as it was when the code saw it last
+        self.kept = []  # by user code, where nobody sees it
+        self.seen = []  # and as it was when the code saw it last
         self.fill = 1.0
         for name in NAMES:
             self.act(Act("replace", name, 0, False))
 
     # --- what user code does
 
-    def act(self, act: Act) -> None:
+    def act(self, act):
         self.fill += 1
         if act.what == "change":
             for value in self.kept:
@@ -120,13 +119,13 @@ class Rig:
             assert_same(kept, seen)
         self.seen = copy.deepcopy(self.kept)
 
-    def change(self, value: Any, at: int) -> None:
+    def change(self, value, at):
         for array in (value["w"], value["rest"][0]) if isinstance(value, dict) else (value,):
             array[at] = self.fill
 
     # --- saves
 
-    def save(self, how: str, meanwhile: Sequence[Act]) -> None:
+    def save(self, how, meanwhile):
         self.epoch += 1
         save = Save(self.manager, Position.of(self.epoch))
         expected = {name: copy.deepcopy(self.workspace.lookup(name)) for name in NAMES}
@@ -147,13 +146,13 @@ class Rig:
         else:
             self.record(save, save.write(self.all), expected)
 
-    def record(self, save: Save, receipts: Any, expected: dict[str, Any]) -> None:
+    def record(self, save, receipts, expected):
         save.commit(receipts)
         reader = self.manager.open(save.at)["a"]
         assert_same({name: reader.load(name) for name in NAMES}, expected)
 
 
-def assert_same(found: Any, expected: Any) -> None:
+def assert_same(found, expected):
     if isinstance(expected, dict):
         assert found.keys() == expected.keys()
         for name in expected:
@@ -167,9 +166,7 @@ def assert_same(found: Any, expected: Any) -> None:
 
 @settings(max_examples=examples(30, nightly=1200))
 @given(steps=rounds)
-def test_a_save_records_the_blobs_as_they_were_when_it_began(
-    steps: Any,
-) -> None:
+def test_a_save_records_the_blobs_as_they_were_when_it_began(steps):
     with tempfile.TemporaryDirectory() as directory:
         rig = Rig(directory + "/k")
         rig.manager.run.start(["a"], {})

@@ -1,55 +1,50 @@
 """Tasks of several instances: what is made before them, and what ends after them."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
 from jobrunner import (
     BlobNotFoundError,
     Node,
-    Session,
     Task,
     TaskFailedError,
     TaskGroup,
     current_task,
 )
 
-EVENTS: list[Any] = []
+EVENTS = []
 
 
 @pytest.fixture(autouse=True)
-def _no_events() -> None:
+def _no_events():
     EVENTS.clear()
 
 
-def note(event: Any) -> None:
+def note(event):
     EVENTS.append(event)
 
 
-def shared() -> Iterator[threading.Barrier]:
+def shared():
     note("task set up")
     yield threading.Barrier(3)
     note("task torn down")
 
 
-def own() -> Iterator[int]:
+def own():
     number = current_task().instance
     note(("set up", number))
     yield 10 * number
     note(("torn down", number))
 
 
-def meet(x: int, barrier: threading.Barrier, own: int) -> int:
+def meet(x, barrier, own):
     barrier.wait(10)
     note("call")
     return x + own
 
 
-def run(session: Session, *args: Any, **kwargs: Any) -> Any:
+def run(session, *args, **kwargs):
     task = Task(*args, node="n", group=TaskGroup(), **kwargs)
     output = task.output()
     assert task.group is not None
@@ -57,9 +52,7 @@ def run(session: Session, *args: Any, **kwargs: Any) -> Any:
     return output.fetch()
 
 
-def test_set_up_runs_once_before_all_instances_and_tear_down_once_after_them(
-    inproc_session: Session,
-) -> None:
+def test_set_up_runs_once_before_all_instances_and_tear_down_once_after_them(inproc_session):
     values = run(
         inproc_session,
         lambda barrier, own: meet(1, barrier, own),
@@ -76,12 +69,12 @@ def test_set_up_runs_once_before_all_instances_and_tear_down_once_after_them(
         assert EVENTS.index("call") < EVENTS.index(("torn down", instance))
 
 
-def fail(own: int) -> None:
+def fail(own):
     if own == 10:
         raise ValueError("of instance 1")
 
 
-def test_tear_downs_run_once_after_an_error_of_an_instance(inproc_session: Session) -> None:
+def test_tear_downs_run_once_after_an_error_of_an_instance(inproc_session):
     with pytest.raises(TaskFailedError, match="'fail' .node 'n'") as caught:
         run(
             inproc_session,
@@ -104,12 +97,12 @@ WENT_ON, FAILED = threading.Event(), threading.Event()
 class LateError(Exception):
     """Says what happened only when there was time for others to go on."""
 
-    def __str__(self) -> str:
+    def __str__(self):
         WENT_ON.wait(0.2)
         return "told late"
 
 
-def fail_first() -> int:
+def fail_first():
     if current_task().instance == 1:
         FAILED.set()
         raise LateError
@@ -117,13 +110,11 @@ def fail_first() -> int:
     return 1
 
 
-def go_on(parts: Any) -> None:
+def go_on(parts):
     WENT_ON.set()
 
 
-def test_nobody_gets_the_values_of_a_task_of_which_one_instance_has_failed(
-    inproc_session: Session,
-) -> None:
+def test_nobody_gets_the_values_of_a_task_of_which_one_instance_has_failed(inproc_session):
     WENT_ON.clear()
     FAILED.clear()
     with TaskGroup() as group, Node("n"):
@@ -135,21 +126,21 @@ def test_nobody_gets_the_values_of_a_task_of_which_one_instance_has_failed(
         inproc_session.fetch(Node("n")["parts"])
 
 
-def broken() -> Iterator[int]:
+def broken():
     yield 1
     raise OSError("cannot close")
 
 
-def never() -> int:
+def never():
     raise OSError("cannot open")
 
 
-def twice() -> Iterator[int]:
+def twice():
     yield 1
     yield 2
 
 
-def nothing() -> Iterator[int]:
+def nothing():
     yield from ()
 
 
@@ -165,8 +156,8 @@ def nothing() -> Iterator[int]:
 @pytest.mark.parametrize("kind", ["setup", "instance_setup"])
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_set_up_or_tear_down_that_fails_fails_the_task(
-    inproc_session: Session, setup: Callable[[], Any], message: str, kind: str, count: int
-) -> None:
+    inproc_session, setup, message, kind, count
+):
     # The set-up made before is torn down, and the blob is not set.
     made = {"barrier": shared, "value": setup}
     with pytest.raises(TaskFailedError, match=message) as caught:

@@ -1,10 +1,5 @@
 """Tasks that run in each step, in every k-th, and once an epoch."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from jobrunner import (
@@ -14,38 +9,37 @@ from jobrunner import (
     MultiNodeCheckpointManager,
     Node,
     SaveEvery,
-    Session,
     Task,
     current_task,
     epoch_limiter,
 )
 
-CALLS: list[tuple[str, int | None, int]] = []
+CALLS = []
 """Tasks that ran, with epoch and step; they run in this process."""
 
 
 @pytest.fixture
-def session(inproc_session: Session) -> Session:
+def session(inproc_session):
     return inproc_session
 
 
 @pytest.fixture(autouse=True)
-def _calls() -> None:
+def _calls():
     CALLS.clear()
 
 
-def note(*values: Any) -> list[Any]:
+def note(*values):
     task = current_task()
     CALLS.append((task.name, task.epoch, task.step))
     task.report(**{task.name: len(CALLS)})
     return [task.name, task.epoch, task.step, float(task.rng.random()), *values]
 
 
-def calls(name: str) -> list[tuple[int | None, int]]:
+def calls(name):
     return [(epoch, step) for task, epoch, step in CALLS if task == name]
 
 
-def train(path: Path, epochs: int = 2, **options: Any) -> tuple[Job, JobRunner]:
+def train(path, epochs=2, **options):
     """Four steps an epoch on nodes a and b; validation on node b once an epoch."""
     with Job("j", steps_per_epoch=4) as job:
         with job.init_group:
@@ -60,7 +54,7 @@ def train(path: Path, epochs: int = 2, **options: Any) -> tuple[Job, JobRunner]:
     return job, JobRunner(job, manager)
 
 
-def test_tasks_run_in_each_step_and_once_an_epoch(session: Session, tmp_path: Path) -> None:
+def test_tasks_run_in_each_step_and_once_an_epoch(session, tmp_path):
     _, runner = train(tmp_path)
     result = runner.run(session)
     assert result.epoch == 2
@@ -74,16 +68,14 @@ def test_tasks_run_in_each_step_and_once_an_epoch(session: Session, tmp_path: Pa
 
 
 @pytest.mark.parametrize("last", [5, 8])
-def test_a_run_interrupted_at_any_step_gives_the_same_bits(
-    session: Session, tmp_path: Path, last: int
-) -> None:
+def test_a_run_interrupted_at_any_step_gives_the_same_bits(session, tmp_path, last):
     _, runner = train(tmp_path / "whole")
     runner.run(session)
     whole = MultiNodeCheckpointManager(tmp_path / "whole").open(2)
     asked = iter([*[False] * last, True])
 
     class Stop:
-        def on_save(self, report: Any) -> None:
+        def on_save(self, report):
             if next(asked, False):
                 raise KeyboardInterrupt
 
@@ -101,7 +93,7 @@ def test_a_run_interrupted_at_any_step_gives_the_same_bits(
     assert again.replay(session, 2).is_equal
 
 
-def test_a_stop_condition_may_be_of_the_epoch_end_group(session: Session) -> None:
+def test_a_stop_condition_may_be_of_the_epoch_end_group(session):
     with Job("j", steps_per_epoch=3) as job:
         with job.init_group:
             Task(int, outputs="n", node="a")
@@ -119,13 +111,13 @@ def test_a_stop_condition_may_be_of_the_epoch_end_group(session: Session) -> Non
 class Model:
     """Notes in which step it is sent to another node."""
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         task = current_task()
         CALLS.append(("sent", task.epoch, task.step))
         return list, ()
 
 
-def test_a_task_runs_in_every_kth_step_and_its_blobs_stay_in_between(session: Session) -> None:
+def test_a_task_runs_in_every_kth_step_and_its_blobs_stay_in_between(session):
     with Job("j", steps_per_epoch=5) as job:
         with job.init_group:
             Task(list, outputs="seen", node="a")
@@ -140,7 +132,7 @@ def test_a_task_runs_in_every_kth_step_and_its_blobs_stay_in_between(session: Se
     assert session.fetch(Node("a")["seen"])[1:3] == [2, 3]
 
 
-def test_a_value_is_sent_only_in_steps_in_which_a_task_reads_it(session: Session) -> None:
+def test_a_value_is_sent_only_in_steps_in_which_a_task_reads_it(session):
     with Job("j", steps_per_epoch=4) as job:
         Task(Model, outputs="model", name="train", node="a")
         Task(note, Node("a")["model"], name="validate", node="b", every=4)
@@ -149,26 +141,26 @@ def test_a_value_is_sent_only_in_steps_in_which_a_task_reads_it(session: Session
     assert calls("sent") == [(1, 3), (2, 3)]
 
 
-def reads_its_output(job: Job) -> None:
+def reads_its_output(job):
     rare = Task(int, name="rare", node="a", every=2)
     Task(note, rare.output(), name="often", node="b", every=3)
 
 
-def reads_its_blob(job: Job) -> None:
+def reads_its_blob(job):
     Task(int, outputs="p", node="a", every=2)
     Task(note, "p", name="often", node="a")
 
 
-def is_never_due(job: Job) -> None:
+def is_never_due(job):
     Task(int, name="rare", node="a", every=7)
 
 
-def is_in_the_exit_group(job: Job) -> None:
+def is_in_the_exit_group(job):
     with job.exit_group:
         Task(int, name="rare", node="a", every=2)
 
 
-def stops_the_job(job: Job) -> None:
+def stops_the_job(job):
     job.add_stop_condition(Task(bool, name="rare", node="a", every=2))
 
 
@@ -182,7 +174,7 @@ def stops_the_job(job: Job) -> None:
         (stops_the_job, "a/rare.* every=2.* read at the end of an epoch"),
     ],
 )
-def test_what_a_task_with_an_interval_cannot_give_is_refused(define: Any, message: str) -> None:
+def test_what_a_task_with_an_interval_cannot_give_is_refused(define, message):
     with Job("j", steps_per_epoch=6) as job:
         define(job)
     epoch_limiter(job, 1)

@@ -1,14 +1,10 @@
 """What tasks print does not cut through a view on the same terminal, and fails no task."""
 
-from __future__ import annotations
-
 import io
 import sys
 import threading
-from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -17,23 +13,23 @@ from jobrunner.worker.task_context import FRAME
 
 
 class Terminal(io.StringIO):
-    def isatty(self) -> bool:
+    def isatty(self):
         return True
 
 
 class Worker:
     """Keeps the lines that are sent to clients."""
 
-    def __init__(self) -> None:
-        self.lines: list[tuple[int, str]] = []
+    def __init__(self):
+        self.lines = []
 
-    def log_event(self, topic: str, message: Mapping[str, Any]) -> None:
+    def log_event(self, topic, message):
         assert topic == "print"  # which Dask's clients print
         self.lines.append((message["file"], *message["args"]))
 
 
 @contextmanager
-def running(name: str) -> Iterator[None]:
+def running(name):
     """A task of node a runs in this thread."""
     step = SimpleNamespace(workspace=SimpleNamespace(node="a"), name=name)
     token = FRAME.set([None, step, 0, None])
@@ -44,9 +40,9 @@ def running(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def streams(stdout: io.StringIO) -> Iterator[Worker]:
+def streams(stdout):
     """The worker of this process, whose stdout is that."""
-    worker: Any = Worker()
+    worker = Worker()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stdout", stdout)
         patch.setattr(sys, "stderr", None)
@@ -54,7 +50,7 @@ def streams(stdout: io.StringIO) -> Iterator[Worker]:
         yield worker
 
 
-def test_lines_of_tasks_are_sent_with_their_names_and_all_else_is_written() -> None:
+def test_lines_of_tasks_are_sent_with_their_names_and_all_else_is_written():
     stdout = Terminal()
     with streams(stdout) as worker:
         with running("fit"):
@@ -68,15 +64,15 @@ def test_lines_of_tasks_are_sent_with_their_names_and_all_else_is_written() -> N
     assert worker.lines == [(1, text) for text in texts]
 
 
-def test_where_the_output_is_no_terminal_it_is_written_as_it_is() -> None:
+def test_where_the_output_is_no_terminal_it_is_written_as_it_is():
     stdout = io.StringIO()
     with streams(stdout) as worker, running("fit"):
         print("epoch", 1)
     assert (stdout.getvalue(), worker.lines) == ("epoch 1\n", [])
 
 
-def test_lines_of_several_threads_are_whole() -> None:
-    def work(name: str) -> None:
+def test_lines_of_several_threads_are_whole():
+    def work(name):
         with running(name):
             for _ in range(20):
                 print(name, name)
@@ -90,7 +86,7 @@ def test_lines_of_several_threads_are_whole() -> None:
     assert sorted(worker.lines) == [(1, "a/x: x x")] * 20 + [(1, "a/y: y y")] * 20
 
 
-def test_a_flood_goes_to_the_terminal_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flood_goes_to_the_terminal_itself(monkeypatch):
     monkeypatch.setattr(prints, "time", SimpleNamespace(monotonic=lambda: 5.0))
     stdout = Terminal()
     with streams(stdout) as worker, running("fit"):
@@ -102,7 +98,7 @@ def test_a_flood_goes_to_the_terminal_itself(monkeypatch: pytest.MonkeyPatch) ->
     assert written[-1] == f"a/fit: {10 * prints.MOST_LINES - 1}"
 
 
-def test_a_bar_that_is_drawn_again_and_again_is_kept_once() -> None:
+def test_a_bar_that_is_drawn_again_and_again_is_kept_once():
     with streams(Terminal()) as worker, running("fit"):
         for _ in range(100):
             print("\r" + "x" * 100, end="")

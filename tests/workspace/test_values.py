@@ -8,7 +8,6 @@ import datetime as dt
 import enum
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,18 +39,18 @@ class Model:
     """An object of another class."""
 
 
-def address(array: np.ndarray) -> int:
+def address(array):
     return int(array.__array_interface__["data"][0])
 
 
-def blob(value: Any) -> Workspace:
+def blob(value):
     """A workspace with blob "x", a settled copy of the value."""
     workspace = Workspace("a")
     workspace.put("x", settle([value]))
     return workspace
 
 
-def put_back(workspace: Workspace) -> None:
+def put_back(workspace):
     workspace.put("x", settle(workspace.globals["x"].box))
 
 
@@ -145,7 +144,7 @@ def test_an_array_that_is_not_aligned_to_its_item_is_copied(dtype):
             assert stored.dtype == dtype
 
 
-def test_two_blobs_that_map_one_file_come_apart(tmp_path: Path):
+def test_two_blobs_that_map_one_file_come_apart(tmp_path):
     mapped = np.memmap(tmp_path / "map", "u1", "w+", shape=(4,))
     workspace = Workspace("a")
     for name in "xy":
@@ -154,7 +153,7 @@ def test_two_blobs_that_map_one_file_come_apart(tmp_path: Path):
     assert list(workspace.lookup("y")) == [0, 0, 0, 0]
 
 
-def test_a_read_only_map_and_bytes_are_not_read_in(tmp_path: Path):
+def test_a_read_only_map_and_bytes_are_not_read_in(tmp_path):
     path = tmp_path / "data"
     path.write_bytes(bytes(4096))
     for array in (np.asarray(np.memmap(path, mode="r")), np.frombuffer(path.read_bytes())):
