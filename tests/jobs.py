@@ -7,7 +7,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jobrunner import Job, Node, Task, current_task, epoch_limiter
+import numpy as np
+from distributed import Client
+
+from jobrunner import Job, JobRunner, Node, Session, Task, current_task, epoch_limiter
 from jobrunner.checkpoint.storage.posix import PosixFiles
 
 
@@ -47,6 +50,35 @@ def counter(
     if limit is not None:
         epoch_limiter(job, limit)
     return job
+
+
+def walking(nodes: Sequence[str], epochs: int, interrupt: Callable[[Any], object]) -> Job:
+    """Each node adds up random numbers; its task first calls ``interrupt(current_task())``."""
+
+    def walk(x: Any) -> Any:
+        interrupt(current_task())
+        return x + current_task().rng.standard_normal(x.size)
+
+    with Job("walk", seed=3) as job:
+        for node in nodes:
+            with Node(node):
+                with job.init_group:
+                    Task(np.zeros, outputs="x", kwargs={"shape": 100})
+                Task(walk, inputs="x", outputs="x", name="walk")
+    epoch_limiter(job, epochs)
+    return job
+
+
+def walked(session: Session, nodes: Sequence[str]) -> list[bytes]:
+    """How far the nodes have come."""
+    return [session.fetch(Node(node)["x"]).tobytes() for node in nodes]
+
+
+def walk_undisturbed(client: Client, nodes: Sequence[str], epochs: int) -> list[bytes]:
+    """How far they come if nothing happens."""
+    with Session(client) as session:
+        JobRunner(walking(nodes, epochs, bool)).run(session)
+        return walked(session, nodes)
 
 
 class Listener:

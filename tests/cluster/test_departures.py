@@ -5,75 +5,40 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
-import pytest
-
 from jobrunner import (
-    Job,
     JobRunner,
     MultiNodeCheckpointManager,
-    Node,
-    Session,
-    Task,
-    current_task,
-    epoch_limiter,
 )
 from jobrunner.cluster.exchange import Member, Members
 from jobrunner.cluster.leases import Leases
 from jobrunner.cluster.placement import WorkerInfo
 from jobrunner.cluster.scheduler import SchedulerLink
 from jobrunner.story import read_story
-from tests.processes import own_session
+from tests.jobs import walk_undisturbed, walked, walking
+from tests.processes import await_true, own_session
 
-NODES, EPOCHS = 3, 10
-
-
-def walk(x, flag):
-    """Draws, leaves a line for every run, and in epoch 4 waits until it may go on."""
-    task = current_task()
-    with open(f"{flag}.{task.node}", "a") as file:
-        file.write(f"{task.epoch}\n")
-    while task.epoch == 4 and not Path(flag).exists():
-        time.sleep(0.005)
-    return x + task.rng.standard_normal(x.size)
+NODES, EPOCHS = ["n0", "n1", "n2"], 10
 
 
 def build(flag):
-    with Job("walk", seed=3) as job:
-        for i in range(NODES):
-            with Node(f"n{i}"):
-                with job.init_group:
-                    Task(lambda: np.zeros(100), outputs="x")
-                Task(walk, inputs="x", outputs="x", kwargs={"flag": str(flag)})
-    epoch_limiter(job, EPOCHS)
-    return job
+    """Each task leaves a line, and in epoch 4 waits until it may go on."""
 
+    def note_and_wait(task):
+        with open(f"{flag}.{task.node}", "a") as file:
+            file.write(f"{task.epoch}\n")
+        while task.epoch == 4 and not flag.exists():
+            time.sleep(0.005)
 
-def state(session):
-    return [session.fetch(Node(f"n{i}")["x"]).tobytes() for i in range(NODES)]
+    return walking(NODES, EPOCHS, note_and_wait)
 
 
 def epochs_run(flag):
-    return [Path(f"{flag}.n{i}").read_text().split() for i in range(NODES)]
+    return [Path(f"{flag}.{node}").read_text().split() for node in NODES]
 
 
-def await_epoch(flag, epoch):
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        if all(Path(f"{flag}.n{i}").exists() for i in range(NODES)) and all(
-            ran[-1] == str(epoch) for ran in epochs_run(flag)
-        ):
-            return
-        time.sleep(0.005)
-    raise AssertionError(f"epoch {epoch} did not begin")
-
-
-@pytest.fixture
-def undisturbed(inproc_client, tmp_path):
-    (tmp_path / "free").touch()
-    with Session(inproc_client) as session:
-        JobRunner(build(tmp_path / "free")).run(session)
-        return state(session)
+def are_in_epoch_4(flag):
+    are_there = all(Path(f"{flag}.{node}").exists() for node in NODES)
+    return are_there and all(epochs[-1:] == ["4"] for epochs in epochs_run(flag))
 
 
 def close_gracefully(client):
@@ -86,16 +51,15 @@ def close_gracefully(client):
     client.run(leave, workers=[address])
 
 
-def test_nodes_of_a_worker_that_leaves_move_and_no_epoch_runs_twice(tmp_path, undisturbed):
+def test_nodes_of_a_worker_that_leaves_move_and_no_epoch_runs_twice(tmp_path, inproc_client):
     flag = tmp_path / "flag"
     with own_session(3, processes=True) as (_, client, session):
 
         def leave_in_epoch_4():
-            await_epoch(flag, 4)
+            await_true(lambda: are_in_epoch_4(flag), "epoch 4")
             close_gracefully(client)
             # The scheduler has let the worker go; its task is in mid-epoch.
-            while len(client.scheduler_info(n_workers=-1)["workers"]) == 3:
-                time.sleep(0.01)
+            await_true(lambda: len(client.scheduler_info()["workers"]) == 2, "the departure")
             flag.touch()
 
         thread = threading.Thread(target=leave_in_epoch_4)
@@ -108,9 +72,9 @@ def test_nodes_of_a_worker_that_leaves_move_and_no_epoch_runs_twice(tmp_path, un
         ).run(session)
         thread.join()
         assert (result.epoch, result.restarts) == (EPOCHS, 0)
-        assert epochs_run(flag) == [[str(e) for e in range(1, EPOCHS + 1)]] * NODES
+        assert epochs_run(flag) == [[str(e) for e in range(1, EPOCHS + 1)]] * len(NODES)
         assert len(set(session._binding.placement.values())) == 2
-        assert state(session) == undisturbed
+        assert walked(session, NODES) == walk_undisturbed(inproc_client, NODES, EPOCHS)
         [run] = read_story(tmp_path / "ckpt").runs
         assert (run.losses, run.ledger.recovery > 0) == ((), True)
 

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-from distributed import LocalCluster
 
 from jobrunner import (
     Job,
@@ -30,12 +29,20 @@ from tests.processes import await_file, own_session
 
 
 @pytest.fixture
-def cluster():
-    """Two worker processes of this test's own."""
-    with LocalCluster(
-        n_workers=2, threads_per_worker=2, processes=True, dashboard_address=":0"
-    ) as cluster:
-        yield cluster
+def own():
+    """A client and a session of two worker processes of this test's own."""
+    with own_session(2, threads=2, processes=True) as (_, client, session):
+        yield client, session
+
+
+@pytest.fixture
+def client(own):
+    return own[0]
+
+
+@pytest.fixture
+def session(own):
+    return own[1]
 
 
 def job_of_two():
@@ -126,7 +133,7 @@ def test_a_worker_that_retires_and_is_gone_is_lost_soon(session, client, tmp_pat
     assert time.monotonic() - retired[0] < 20  # Dask takes 30 s to give up a connection
 
 
-def test_a_cancelled_lease_is_a_loss_and_frees_the_worker(session, client, cluster):
+def test_a_cancelled_lease_is_a_loss_and_frees_the_worker(session, client):
     binding, _ = bind(session)
     held_leases = [lease for worker in binding._members.workers.values() for lease in worker.leases]
     client.cancel(held_leases[:1])

@@ -3,17 +3,16 @@
 import time
 
 import pytest
-from distributed import Client, LocalCluster
 
 from jobrunner import (
     JobRunner,
     MultiNodeCheckpointManager,
     Node,
     RunStoppedError,
-    Session,
 )
 from jobrunner.cluster.wish import MOST_WAIT_SECONDS, SETTLED_SECONDS, Joins
 from tests.jobs import counter
+from tests.processes import own_session
 
 
 def work(n):
@@ -23,14 +22,6 @@ def work(n):
 
 def build(epochs):
     return counter(epochs, work, nodes="ab")
-
-
-@pytest.fixture
-def cluster():
-    with LocalCluster(
-        n_workers=0, threads_per_worker=1, processes=False, dashboard_address=":0"
-    ) as cluster:
-        yield cluster
 
 
 class Placements:
@@ -55,10 +46,8 @@ class Placements:
             self.stop()
 
 
-def test_workers_that_join_get_nodes_at_the_end_of_an_epoch(cluster, tmp_path):
-    cluster.scale(1)
-    with Client(cluster, set_as_default=False) as client, Session(client) as session:
-        client.wait_for_workers(1)
+def test_workers_that_join_get_nodes_at_the_end_of_an_epoch(tmp_path):
+    with own_session(1) as (cluster, _, session):
         placements = Placements(lambda: cluster.scale(2))
         manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
         runner = JobRunner(build(200), manager, callbacks=[placements])
@@ -71,9 +60,9 @@ def test_workers_that_join_get_nodes_at_the_end_of_an_epoch(cluster, tmp_path):
         assert [session.fetch(Node(node)["n"]) for node in "ab"] == [manager.latest()] * 2
 
 
-def test_a_run_starts_on_a_cluster_without_workers_that_adapts(cluster, tmp_path):
-    cluster.adapt(minimum=0, maximum=2, interval="50ms")
-    with Client(cluster, set_as_default=False) as client, Session(client) as session:
+def test_a_run_starts_on_a_cluster_without_workers_that_adapts(tmp_path):
+    with own_session(0) as (cluster, _, session):
+        cluster.adapt(minimum=0, maximum=2, interval="50ms")
         placements = Placements()
         manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
         runner = JobRunner(build(3), manager, wanted_workers=2, callbacks=[placements])
@@ -84,15 +73,15 @@ def test_a_run_starts_on_a_cluster_without_workers_that_adapts(cluster, tmp_path
         assert "wanted-worker" not in str(list(cluster.scheduler.tasks))
 
 
-def test_a_run_whose_nodes_cannot_move_begins_with_fewer_workers_and_asks_for_no_more(cluster):
+def test_a_run_whose_nodes_cannot_move_begins_with_fewer_workers_and_asks_for_no_more():
     tasks = []
 
     class Tasks:
         def on_epoch(self, epoch, seconds, metrics):
             tasks.append(str(list(cluster.scheduler.tasks)))
 
-    cluster.adapt(minimum=0, maximum=1, interval="50ms")
-    with Client(cluster, set_as_default=False) as client, Session(client) as session:
+    with own_session(0) as (cluster, _, session):
+        cluster.adapt(minimum=0, maximum=1, interval="50ms")
         result = JobRunner(build(2), wanted_workers=2, callbacks=[Tasks()]).run(session)
         assert (result.epoch, result.restarts) == (2, 0)
         assert "lease-" in tasks[0]

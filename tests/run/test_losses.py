@@ -9,7 +9,6 @@ from pathlib import Path
 import dask
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster
 
 from jobrunner import (
     Job,
@@ -19,67 +18,49 @@ from jobrunner import (
     NodeLostError,
     Session,
     Task,
-    current_task,
     epoch_limiter,
 )
 from jobrunner.testing import Struck
-from tests.jobs import Listener, count, counter
-from tests.processes import await_file
+from tests.jobs import Listener, count, counter, walk_undisturbed, walked, walking
+from tests.processes import await_file, own_session
 
-NODES = 6
+NODES, EPOCHS = [f"n{i}" for i in range(6)], 8
 
 
 @pytest.fixture
-def cluster():
-    with LocalCluster(
-        n_workers=3, threads_per_worker=1, processes=True, dashboard_address=":0"
-    ) as cluster:
-        yield cluster
+def client():
+    """Of three worker processes of the test's own."""
+    with own_session(3, processes=True) as (_, client, _):
+        yield client
 
 
-def walk(x, *, at, flag, seconds):
-    """Draws; in epoch `at` writes its process id and gives the test time to act, or dies."""
-    task = current_task()
-    if task.epoch == at and (flag is None or not Path(flag).exists()):
+def build(flag=None, *, seconds=2.0):
+    """In epoch 4, node n1 writes its process id and gives the test time to act, or dies."""
+
+    def act(task):
+        if (task.node, task.epoch) != ("n1", 4) or (flag is not None and flag.exists()):
+            return
         if flag is not None:
             Path(f"{flag}.tmp").write_text(str(os.getpid()))
             os.replace(f"{flag}.tmp", flag)
         if seconds is None:
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(seconds)
-    return x + task.rng.standard_normal(x.size)
 
-
-def build(flag, *, seconds=2.0):
-    with Job("walk", seed=3) as job:
-        for i in range(NODES):
-            with Node(f"n{i}"):
-                with job.init_group:
-                    Task(lambda: np.zeros(100), outputs="x")
-                kwargs = {"at": 4 if i == 1 else None, "flag": flag, "seconds": seconds}
-                Task(walk, inputs="x", outputs="x", kwargs=kwargs)
-    epoch_limiter(job, 8)
-    return job
-
-
-def state(session):
-    return [session.fetch(Node(f"n{i}")["x"]).tobytes() for i in range(NODES)]
+    return walking(NODES, EPOCHS, act)
 
 
 def saved(manager, epoch):
     checkpoint = manager.open(epoch)
-    return [np.asarray(checkpoint[f"n{i}"]["x"]).tobytes() for i in range(NODES)]
+    return [np.asarray(checkpoint[node]["x"]).tobytes() for node in NODES]
 
 
 @pytest.fixture
-def undisturbed(inproc_client, tmp_path):
-    (tmp_path / "free").touch()
-    with Session(inproc_client) as session:
-        JobRunner(build(tmp_path / "free")).run(session)
-        return state(session)
+def undisturbed(inproc_client):
+    return walk_undisturbed(inproc_client, NODES, EPOCHS)
 
 
-def test_a_worker_that_hangs_and_comes_back_changes_nothing(cluster, tmp_path, undisturbed):
+def test_a_worker_that_hangs_and_comes_back_changes_nothing(client, tmp_path, undisturbed):
     flag, pids, listener = tmp_path / "flag", [], Listener()
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
 
@@ -87,11 +68,7 @@ def test_a_worker_that_hangs_and_comes_back_changes_nothing(cluster, tmp_path, u
         pids.append(int(await_file(flag)))
         os.kill(pids[0], signal.SIGSTOP)
 
-    with (
-        dask.config.set({"jobrunner.worker-silence-seconds": 1}),
-        Client(cluster, set_as_default=False) as client,
-        Session(client) as session,
-    ):
+    with dask.config.set({"jobrunner.worker-silence-seconds": 1}), Session(client) as session:
         thread = threading.Thread(target=stop)
         thread.start()
         try:
@@ -110,69 +87,64 @@ def test_a_worker_that_hangs_and_comes_back_changes_nothing(cluster, tmp_path, u
         assert sorted(os.listdir(tmp_path / "ckpt" / "_log")) == entries
         for epoch in manager.epochs():
             manager.verify(epoch)
-        assert saved(manager, 8) == state(session) == undisturbed
+        assert saved(manager, 8) == walked(session, NODES) == undisturbed
 
 
-def test_a_lost_worker_ends_the_run_within_a_second_with_advice(cluster, tmp_path, undisturbed):
+def test_a_lost_worker_ends_the_run_within_a_second_with_advice(client, tmp_path, undisturbed):
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt", asynchronous=False)
     flag = tmp_path / "flag"
-    with Client(cluster, set_as_default=False) as client:
-        with Session(client) as session, pytest.raises(NodeLostError) as caught:
-            JobRunner(build(flag, seconds=None), manager, max_restarts=0).run(session)
-        ended = time.time()
-        error = caught.value
-        assert "n1" in error.nodes
-        assert error.epoch == 4
-        assert error.worker in str(error)
-        assert "Run the same command again" in str(error)
-        assert "epoch 3" in str(error)
-        assert ended - flag.stat().st_mtime < 1.0
-        assert manager.latest() == 3
-        with Session(client) as session:
-            result = JobRunner(build(flag), manager).run(session)
-            assert (result.resumed_from, result.epoch) == (3, 8)
-            assert state(session) == undisturbed
+    with Session(client) as session, pytest.raises(NodeLostError) as caught:
+        JobRunner(build(flag, seconds=None), manager, max_restarts=0).run(session)
+    ended = time.time()
+    error = caught.value
+    assert "n1" in error.nodes
+    assert error.epoch == 4
+    for part in (error.worker, "Run the same command again", "epoch 3"):
+        assert part in str(error)
+    assert ended - flag.stat().st_mtime < 1.0
+    assert manager.latest() == 3
+    with Session(client) as session:
+        result = JobRunner(build(flag), manager).run(session)
+        assert (result.resumed_from, result.epoch) == (3, 8)
+        assert walked(session, NODES) == undisturbed
 
 
-def test_a_task_that_kills_every_worker_ends_the_run_and_nothing_loops(cluster, tmp_path):
+def test_a_task_that_kills_every_worker_ends_the_run_and_nothing_loops(client, tmp_path):
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
-    with Client(cluster, set_as_default=False) as client, Session(client) as session:
-        with pytest.raises(NodeLostError, match="max_restarts is 1") as caught:
-            JobRunner(build(None, seconds=None), manager, max_restarts=1).run(session)
-        assert "n1" in caught.value.nodes
-        assert manager.latest() == 3
+    with (
+        Session(client) as session,
+        pytest.raises(NodeLostError, match="max_restarts is 1") as lost,
+    ):
+        JobRunner(build(seconds=None), manager, max_restarts=1).run(session)
+    assert "n1" in lost.value.nodes
+    assert manager.latest() == 3
 
 
 def half_change(x):
     x += 1
 
 
-def flaky_job(flag, error, transient):
+@pytest.mark.parametrize("saves", [True, False], ids=["checkpoints", "no-checkpoints"])
+def test_after_a_transient_error_the_epoch_runs_again_from_recorded_state(
+    inproc_session, tmp_path, saves
+):
     with Job("flaky") as job, Node("a"):
         with job.init_group:
             Task(lambda: np.zeros(3), outputs="x")
         Task(half_change, updates="x")
-        struck = Struck(half_change, epoch=3, flag=flag, how="raise", error=error("for once"))
-        Task(struck, updates="x", transient_errors=transient)
+        error = TimeoutError("for once")  # an OSError
+        struck = Struck(half_change, epoch=3, flag=tmp_path / "flag", how="raise", error=error)
+        Task(struck, updates="x", transient_errors=OSError)
     epoch_limiter(job, 5)
-    return job
-
-
-@pytest.mark.parametrize("saves", [True, False], ids=["checkpoints", "no-checkpoints"])
-def test_after_a_transient_error_the_epoch_runs_again_from_recorded_state(
-    inproc_client, tmp_path, saves
-):
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt") if saves else None
-    job = flaky_job(tmp_path / "flag", TimeoutError, OSError)  # a subclass counts
-    with Session(inproc_client) as session:
-        result = JobRunner(job, manager).run(session)
-        assert (result.epoch, result.restarts) == (5, 1)
-        assert session.fetch(Node("a")["x"]).tolist() == [10, 10, 10]
+    result = JobRunner(job, manager).run(inproc_session)
+    assert (result.epoch, result.restarts) == (5, 1)
+    assert inproc_session.fetch(Node("a")["x"]).tolist() == [10, 10, 10]
 
 
-def test_a_struck_worker_dies_once_and_the_epoch_runs_again(cluster, tmp_path):
+def test_a_struck_worker_dies_once_and_the_epoch_runs_again(client, tmp_path):
     job = counter(5, Struck(count, epoch=3, flag=tmp_path / "flag"))
-    with Client(cluster, set_as_default=False) as client, Session(client) as session:
+    with Session(client) as session:
         result = JobRunner(job, MultiNodeCheckpointManager(tmp_path / "ckpt")).run(session)
         assert (result.epoch, result.restarts, session.fetch(Node("a")["n"])) == (5, 1, 5)
     with pytest.raises(ValueError, match="how must be"):

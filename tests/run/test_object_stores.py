@@ -6,7 +6,6 @@ import uuid
 
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster
 
 from jobrunner import (
     CheckpointError,
@@ -21,6 +20,7 @@ from jobrunner import (
     epoch_limiter,
 )
 from jobrunner.testing import FaultyObjects, Struck, assert_identical
+from tests.processes import own_session
 
 URL = "s3://bucket/runs/walk"
 
@@ -52,10 +52,7 @@ def test_a_lost_worker_and_a_new_run_resume_from_objects(tmp_path):
     def manager():
         return MultiNodeCheckpointManager(URL, keep=KeepLast(2), files=files)
 
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
-        Client(cluster) as client,
-    ):
+    with own_session(2, processes=True) as (_, client, _):
         with Session(client) as session:
             result = JobRunner(walk(4, flag=tmp_path / "flag"), manager()).run(session)
             assert (result.epoch, result.restarts) == (4, 1)

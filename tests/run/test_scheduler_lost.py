@@ -5,53 +5,35 @@ import signal
 import socket
 import threading
 import time
-from pathlib import Path
 
 import dask
-import numpy as np
 import pytest
 from distributed import Client
 
 from jobrunner import (
-    Job,
     JobRunner,
     MultiNodeCheckpointManager,
-    Node,
     SchedulerLostError,
     Session,
-    Task,
-    current_task,
-    epoch_limiter,
 )
-from tests.jobs import Listener
+from tests.jobs import Listener, walk_undisturbed, walked, walking
 from tests.processes import await_file, fork_dask
 
 EPOCHS = 8
 
 
-def walk(x, flag):
-    task = current_task()
-    if task.epoch == 4 and not Path(flag).exists():
-        Path(flag).write_text("4")
-        time.sleep(3)  # the scheduler dies meanwhile
-    return x + task.rng.standard_normal(x.size)
-
-
 def build(flag):
-    with Job("walk", seed=3) as job, Node("a"):
-        with job.init_group:
-            Task(lambda: np.zeros(100), outputs="x")
-        Task(walk, inputs="x", outputs="x", kwargs={"flag": str(flag)})
-    epoch_limiter(job, EPOCHS)
-    return job
+    def wait(task):
+        if task.epoch == 4 and not flag.exists():
+            flag.write_text("4")
+            time.sleep(3)  # the scheduler dies meanwhile
+
+    return walking("a", EPOCHS, wait)
 
 
 @pytest.fixture
-def undisturbed(inproc_client, tmp_path):
-    (tmp_path / "free").touch()
-    with Session(inproc_client) as session:
-        JobRunner(build(tmp_path / "free")).run(session)
-        return session.fetch(Node("a")["x"]).tobytes()
+def undisturbed(inproc_client):
+    return walk_undisturbed(inproc_client, "a", EPOCHS)
 
 
 class Dask:
@@ -111,7 +93,7 @@ def test_the_run_continues_when_the_scheduler_is_back(dask_processes, tmp_path, 
         result = JobRunner(build(flag), manager, callbacks=[listener]).run(session)
         thread.join()
         assert (result.epoch, result.restarts) == (EPOCHS, 1)
-        assert session.fetch(Node("a")["x"]).tobytes() == undisturbed
+        assert walked(session, "a") == undisturbed
     assert any("Beginning again from epoch 3" in warning for warning in listener.warnings)
 
 
@@ -155,7 +137,7 @@ def test_a_run_does_not_wait_for_ever_for_a_hanging_scheduler(
     try:
         job = build(tmp_path / "flag")
         assert JobRunner(job, manager, callbacks=[Stops()]).run(session).epoch == EPOCHS
-        assert session.fetch(Node("a")["x"]).tobytes() == undisturbed
+        assert walked(session, "a") == undisturbed
     finally:
         os.kill(dask_processes.scheduler.pid, signal.SIGCONT)
         session.close()
