@@ -124,9 +124,8 @@ def _copy_store(source: StoreReader, target: StoreReader) -> None:
             _remove(files, root)
         files.make_directories(directory)
         make_groups(files, directory, target.histories, blobs)
-        with files.making_durable(
-            directory, [root.removeprefix(f"{directory}/") for root in roots]
-        ):
+        written = [root.removeprefix(f"{directory}/") for root in roots]
+        with files.making_durable(directory, written):
             copy_files([(source, target)])
         copy_root(source, target, durable=True)
     except OSError as error:
