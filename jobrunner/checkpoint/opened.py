@@ -106,7 +106,7 @@ class NodeCheckpoint(Mapping[str, Any]):
         """The store that has the blob: that of the node which saved it."""
         owner = self._nodes[self._owners[blob]] if blob in self._owners else self
         if blob not in owner._document.names:
-            names = ", ".join(map(repr, owner)) or "none"
+            names = listed(map(repr, owner))
             raise BlobNotFoundError(f"{owner.path} has no blob {blob!r}. Its blobs are: {names}.")
         return owner._reader, owner._document
 
@@ -186,7 +186,7 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
 
     def __getitem__(self, node: str) -> NodeCheckpoint:
         if node not in self._readers:
-            names = ", ".join(map(repr, self)) or "none"
+            names = listed(map(repr, self))
             raise BlobNotFoundError(f"Epoch {self.epoch} has no node {node!r}. It has {names}.")
         if node not in self._open:
             owners = {}
