@@ -17,6 +17,7 @@ from types import MemberDescriptorType, ModuleType, SimpleNamespace
 from typing import Any
 
 import cloudpickle
+import numpy as np
 
 from jobrunner.checkpoint.encoding.codecs import UnsuitableError
 from jobrunner.errors import CheckpointError, PlanMismatchError
@@ -194,6 +195,11 @@ def class_of_job(name: str) -> type:
     return cls
 
 
+def array_of_dtype(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+    """View an array as a dtype. Pickles in checkpoints call it: it must keep this place and name."""
+    return array.view(dtype)
+
+
 class PicklerByName(cloudpickle.Pickler):  # type: ignore[misc]  # no types
     """Pickles by name what cloudpickle would pickle by value: classes of the job's own file.
 
@@ -215,6 +221,9 @@ class PicklerByName(cloudpickle.Pickler):  # type: ignore[misc]  # no types
         """Called for all but the simplest objects."""
         if type(obj) is memoryview:
             raise UnsuitableError("it contains a memoryview, which would load as bytes")
+        if type(obj) is np.ndarray and not obj.dtype.isnative and obj.dtype.names is None:
+            # NumPy's own pickles of dates and of slices load with the byte order of the machine.
+            return array_of_dtype, (obj.view(obj.dtype.newbyteorder("=")), obj.dtype)
         reduced = super().reducer_override(obj)
         if isinstance(obj, type) and isinstance(reduced, tuple) and len(reduced) > 2:
             # cloudpickle would pickle the class with its code. A resume would then make another class

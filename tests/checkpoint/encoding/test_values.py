@@ -166,13 +166,15 @@ def test_a_later_format_is_not_reported_as_damage(
 
 
 def test_pickles_are_written_and_read_only_when_allowed(tmp_path: Path) -> None:
-    value = [Custom(1), {1, 2}, np.ma.masked_array([1, 2], [True, False])]
+    big_endian = np.arange(3).astype(">m8[s]")
+    value = [Custom(1), {1, 2}, np.ma.masked_array([1, 2], [True, False]), big_endian]
     reader = save(tmp_path, {"x": value}, allow_pickle=True)
     with pytest.raises(DefinitionError, match="allow_pickle=True"):
         reader.load()
     loaded = replace(reader, allow_pickle=True).load()["x"]
     assert loaded[:2] == value[:2]
     assert loaded[2].mask.tolist() == [True, False]
+    assert_identical(loaded[3], big_endian)
 
 
 def test_saving_arrays_imports_neither_zarr_nor_torch() -> None:
