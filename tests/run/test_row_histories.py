@@ -371,16 +371,7 @@ def test_updates_add_rows_and_init_only_makes_the_first_value(inproc_session, tm
     assert manager.open(0)["a"].load("x").tolist() == [0, 0]
 
 
-def test_what_does_not_fit_a_history_is_refused_at_its_definition(tmp_path):
-    for shared in ({"partition": 0}, {"replicated": True}, {"transient": True}):
-        with pytest.raises(DefinitionError, match="give only one of them"):
-            Blob("x", history=True, **shared)
-    refused = [{"chunks": 3}, {"compressors": "zstd"}]
-    for options in (*refused, {"dims": "x", "coords": "y"}):
-        with pytest.raises(DefinitionError, match="omit compressors, chunks and coords"):
-            Blob("x", history=True, **options)
-    with pytest.raises(DefinitionError, match="history"):
-        Blob("x", history="append")
+def test_a_history_is_declared_the_same_way_in_all_tasks():
     with Job("j") as job, Node("a"):
         Task(float, outputs=Blob("x", history=True), inputs=())
         Task(float, outputs=Blob("x", history="extend"), inputs=(), name="again")
