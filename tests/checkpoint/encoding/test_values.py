@@ -158,7 +158,7 @@ def test_an_error_in_a_codecs_decode_is_not_reported_as_damage(tmp_path: Path) -
 def test_a_later_format_is_not_reported_as_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobrunner.checkpoint.store.layout.STORE_FORMAT", 2)
+    monkeypatch.setattr("tests.stores.STORE_FORMAT", 2)
     reader = save(tmp_path, {"x": 1})
     with pytest.raises(CheckpointError, match=r"format 2.*up to 1. Read it with a later") as caught:
         reader.load()
