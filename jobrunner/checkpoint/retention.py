@@ -68,11 +68,15 @@ class Retention:
     def sweep_histories(self) -> None:
         """Delete, in the background, the histories that no recorded or set-aside epoch has."""
         directory = self._directory
+        # List first. Another run may take over at any moment, and make histories of its own: if it
+        # came before the list, the log says so next, and nothing is deleted; if it comes later, its
+        # histories are not in the list. The other way round, they would count as used by nobody.
+        names = directory.files.list_directories(join_path(directory.path, HISTORIES))
         state = directory.log.check_held()
         if state.keeps_histories or state.strangers:
             return  # a lost entry may have had them, or stores that are not ours
         used = set(state.histories.values())
-        for name in directory.files.list_directories(join_path(directory.path, HISTORIES)):
+        for name in names:
             if is_histories_name(name) and name not in used:
                 # First the documents of arrays: no reader sees one whose chunks are missing.
                 root = join_path(HISTORIES, name)

@@ -163,16 +163,33 @@ def test_a_fault_at_any_operation_loses_no_row(
 
 
 class OvertakenFiles(FaultyFiles):
-    """At the k-th operation, the process stops for as long as another has the directory."""
+    """At an operation, the process stops for as long as another has the directory."""
 
-    def __init__(self, at: int, overtake: Callable[[], object]) -> None:
-        super().__init__(at, sync=False)
-        self.overtake = overtake
+    def __init__(self, is_time: Callable[[int, str], bool], overtake: Callable[[], object]) -> None:
+        super().__init__(sync=False)
+        self.is_time, self.overtake, self.is_over = is_time, overtake, False
 
     def before(self, operation: str, path: str) -> None:
         self.count += 1
-        if self.count == self.at:
+        if not self.is_over and self.is_time(self.count, f"{operation} {path}"):
+            self.is_over = True
             self.overtake()
+
+
+def live_overtaken(place: Place, is_time: Callable[[int, str], bool]) -> bool:
+    """Live, and be taken over once; return whether the time came."""
+    files = OvertakenFiles(is_time, lambda: go_on(place.manager(take_over=True)))
+    live(place.manager(keep=KeepLast(3), files=files, take_over=True))
+    go_on(place.manager(take_over=True))
+    return files.is_over
+
+
+def test_a_run_that_is_taken_over_while_it_looks_for_leftovers_deletes_no_row_of_its_successor(
+    tmp_path: Path,
+) -> None:
+    place = Place(tmp_path)
+    go_on(place.manager())
+    assert live_overtaken(place, lambda _, what: what == f"list {tmp_path}/_histories")
 
 
 @sampled("every", sample=173, nightly=1)
@@ -180,16 +197,7 @@ def test_a_run_that_goes_on_after_it_was_taken_over_changes_no_row_of_its_succes
     every: int, tmp_path: Path
 ) -> None:
     for k in itertools.count(1, every):
-        place = Place(tmp_path / str(k))
-
-        def overtake(place: Place = place) -> None:
-            go_on(place.manager(take_over=True))
-
-        files = OvertakenFiles(k, overtake)
-        live(place.manager(keep=KeepLast(3), files=files, take_over=True))
-        newest = go_on(place.manager(take_over=True))
-        if files.count < k:
-            assert newest == 12
+        if not live_overtaken(Place(tmp_path / str(k)), lambda count, _, k=k: count == k):
             return
 
 
