@@ -145,7 +145,9 @@ def rule_of(kind: Any) -> Rule | None:
         if isinstance(note, Rule):
             return note
         rule = rule_of(parts[0])
-        return rule and replace(rule, expected=note)
+        if rule is not None:
+            rule = replace(rule, expected=note)
+        return rule
     if origin is Literal:
         expected = " or ".join(map(repr, parts))
         return Rule(expected, lambda value: isinstance(value, str) and value in parts)

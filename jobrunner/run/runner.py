@@ -174,7 +174,8 @@ class JobRunner:
             A worker or the scheduler was lost more often than `max_restarts` allows, or the
             scheduler did not come back in time.
         RunStoppedError
-            `stop`, Ctrl-C or SIGTERM stopped the run. Its last epoch has ended and is recorded.
+            `stop`, Ctrl-C or SIGTERM stopped the run. Its last epoch has ended and is recorded, unless
+            `grace_seconds` were over before.
         CheckpointError
             State could not be loaded, or with ``on_save_error="raise"`` not saved.
 
