@@ -195,11 +195,11 @@ def measure_case(report: Report, case: str, args: Any) -> None:
 
 
 def measure_nodes(report: Report, count: int, args: Any) -> None:
-    """A job of many small nodes on four workers, as the client and the workers see it."""
+    """A job of many nodes of 256 KiB on four workers, as the client and the workers see it."""
     nodes = [f"n:{i}" for i in range(count)]
     workspaces = {node: Workspace(node) for node in nodes}
     for i, node in enumerate(nodes):
-        workspaces[node].globals.update(w=np.arange(100.0) + i, k=i)
+        workspaces[node].globals.update(w=np.arange(32768.0) + i, k=i)
     manager = MultiNodeCheckpointManager(new_url(), keep=KeepLast(1))
     manager.run.start(nodes, {})
     epochs = itertools.count()
@@ -220,9 +220,11 @@ def measure_nodes(report: Report, count: int, args: Any) -> None:
         return ended - started
 
     figures = alternate({OURS: save}, args.rounds)
-    report.add(Row(f"{count} small nodes, {WORKERS} workers, save", "s", figures))
+    row = Row(f"{count} nodes of 256 KiB, {WORKERS} workers, save", "s", figures, "≤ 1.0 s")
+    row.is_met = figures[OURS] <= 1.0
+    report.add(row)
     figures = {OURS: sorted(settled[1:])[len(settled[1:]) // 2]}
-    report.add(Row(f"{count} small nodes, deleting the epoch before", "s", figures))
+    report.add(Row(f"{count} nodes of 256 KiB, deleting the epoch before", "s", figures))
     manager.run.end()
 
 

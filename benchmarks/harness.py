@@ -7,6 +7,8 @@ run are to be compared. A figure is the median of the rounds' medians.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.metadata
 import importlib.util
 import itertools
 import json
@@ -17,7 +19,6 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -94,9 +95,32 @@ def write(report: Report, path: str | None) -> None:
             json.dump({**asdict(report), "machine": machine()}, file, indent=2)
 
 
+PACKAGES = [
+    "dask",
+    "distributed",
+    "zarr",
+    "numpy",
+    "obstore",
+    "ray",
+    "torch",
+    "orbax-checkpoint",
+    "pyarrow",
+]
+
+
+def versions() -> dict[str, str]:
+    """The versions of Dask, of peers and of what they use, as far as they are installed."""
+    installed = {}
+    for package in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            installed[package] = importlib.metadata.version(package)
+    return installed
+
+
 def machine() -> dict[str, Any]:
     """What the figures were taken on."""
     return {
+        "versions": versions(),
         "cores": os.cpu_count(),
         "system": platform.system(),
         "processor": platform.machine(),
@@ -118,7 +142,7 @@ def alternate(
     return {name: statistics.median(figures) for name, figures in found.items()}
 
 
-@contextmanager
+@contextlib.contextmanager
 def two_workers(*, processes: bool = True, workers: int = 2) -> Iterator[Client]:
     """A client of a local cluster of worker processes of one thread each."""
     with (

@@ -2,8 +2,8 @@
 
     python benchmarks/run.py [--only epoch,hop] [--quick] [--no-peers] [--out DIRECTORY] [--docs]
 
-Each benchmark runs in a process of its own and leaves its JSON in the directory. ``--docs`` puts
-the table between the markers in the page.
+Each benchmark runs in a process of its own and leaves its JSON in the directory. The table is of all
+that the directory has. ``--docs`` puts it between the markers in the page.
 """
 
 from __future__ import annotations
@@ -40,24 +40,27 @@ QUICK = {
 }
 
 
-def run(name: str, out: Path, options: list[str]) -> dict[str, Any]:
-    path = out / f"{name}.json"
+def run(name: str, out: Path, options: list[str]) -> None:
     print(f"== {name}", flush=True)
-    subprocess.run(
-        [sys.executable, HERE / f"bench_{name}.py", *options, "--json", path], check=True
-    )
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
+    command = [sys.executable, HERE / f"bench_{name}.py", *options]
+    subprocess.run([*command, "--json", out / f"{name}.json"], check=True)
+
+
+def read(out: Path) -> list[dict[str, Any]]:
+    """The reports in a directory."""
+    paths = [out / f"{name}.json" for name in NAMES]
+    return [json.loads(path.read_text()) for path in paths if path.exists()]
 
 
 def table(reports: list[dict[str, Any]]) -> str:
     machine = reports[0]["machine"]
+    loads = [report["machine"]["load"] for report in reports]
+    versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
     lines = [
         (
             f"{machine['cores']} cores, {machine['system']} {machine['processor']}, Python "
-            f"{machine['python']}. Medians of one run of `python benchmarks/run.py --docs`; the load "
-            f"beside it was {min(r['machine']['load'] for r in reports):.1f} to "
-            f"{max(r['machine']['load'] for r in reports):.1f}."
+            f"{machine['python']}, {versions}. Medians of one run of each benchmark; the load at its "
+            f"end was {min(loads):.1f} to {max(loads):.1f}."
         ),
         "",
         "| case | jobrunner | others | target |",
@@ -93,11 +96,10 @@ def main() -> None:
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     names = args.only.split(",") if args.only else NAMES
-    reports = {}
     for name in names:
         options = QUICK[name] if args.quick else []
-        reports[name] = run(name, args.out, [*options, *["--no-peers"] * args.no_peers])
-    text = table(list(reports.values()))
+        run(name, args.out, [*options, *["--no-peers"] * args.no_peers])
+    text = table(read(args.out))
     print(text)
     if args.docs:
         before, rest = PAGE.read_text().split(BEGIN)
