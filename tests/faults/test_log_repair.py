@@ -192,6 +192,18 @@ def test_whatever_becomes_of_two_entries_the_same_epochs_are_recorded_after_a_re
         check_repaired(path, before)
 
 
+def test_an_epoch_is_recorded_anew_though_the_entry_of_its_run_is_lost_too(
+    copies: Iterator[Path],
+) -> None:
+    path = next(copies)
+    files = log_of(path)
+    assert kinds_of(path)[:4] == ["run", "claim", "commit", "commit"]
+    for number in (0, 3):
+        cut(files[number])
+    repair(path)
+    assert recorded(path) == (1, 2, 3)
+
+
 @pytest.mark.parametrize("change", [{"format": 99}, {"kind": "merge"}])
 def test_what_a_later_version_wrote_is_not_lost(
     change: dict[str, object], copies: Iterator[Path]

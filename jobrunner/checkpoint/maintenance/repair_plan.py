@@ -268,7 +268,9 @@ class Planner:
         if len(origins) > 1:
             raise CheckpointCorruptError(f"{subject}: {len(origins)} saves wrote them.")
         claim, run = origins.pop()
-        is_ours = run in self._runs or claim in self._lost or claim > state.number
+        # The entry of its run may be lost as well, while that of its claim is left.
+        is_of_claim = self._claims.get(claim) == run
+        is_ours = run in self._runs or is_of_claim or claim in self._lost or claim > state.number
         if state.has_claimed(key) and not is_ours:
             claim = 0  # copied from another directory, before all that was written here
         return _LostSet(at, claim, run, {node: stores[node] for node in record.nodes}, record)
