@@ -30,7 +30,6 @@ from jobrunner.errors import (
     CheckpointNotFoundError,
     DefinitionError,
 )
-from jobrunner.outputs import refuse_within_checkpoint
 from jobrunner.positions import Position, PublicPosition, describe_position, format_ranges
 from jobrunner.signals import terminated_as_interrupt
 from jobrunner.texts import counted, format_bytes
@@ -337,8 +336,10 @@ def copy_command(
         jobrunner copy runs/kmeans latest runs/backup
         jobrunner copy runs/kmeans all s3://bucket/kmeans
     """
-    if "://" not in target:
-        refuse_within_checkpoint(target)  # a run there would not know it, and might delete it
+    from jobrunner.checkpoint import Directory
+    from jobrunner.story import refuse_directory_of_runs
+
+    refuse_directory_of_runs(Directory(target))  # a run around it might delete the copy
     opened = open_directory(directory)
     if epoch == "all":
         epochs = opened.snapshot().epochs

@@ -14,7 +14,6 @@ from jobrunner.checkpoint import (
     EpochRecord,
     MultiNodeCheckpointManager,
     State,
-    is_url,
     stateful_blobs,
     with_contents,
 )
@@ -23,22 +22,17 @@ from jobrunner.define import EPOCH, Job, Rule
 from jobrunner.errors import (
     CheckpointCorruptError,
     CheckpointNotFoundError,
-    DefinitionError,
     PlanMismatchError,
 )
-from jobrunner.outputs import refuse_within_checkpoint
 from jobrunner.positions import EpochLike, Position, PublicPosition, format_ranges, read_epoch
 from jobrunner.run.decisions import remainder
 from jobrunner.run.matching import START_AFRESH, Adaptation, Match, match
 from jobrunner.run.result import ResumePlan
-from jobrunner.story import find_runs
-from jobrunner.texts import counted, listed
+from jobrunner.story import refuse_directory_of_runs
+from jobrunner.texts import counted
 
 ResumeFrom = EpochLike | None
 """What to resume from; None: nothing."""
-
-_LEVELS, _MOST_LOOKED_INTO = 2, 1000
-"""How far a new directory is searched for runs."""
 
 RESUME_FROM = Rule(
     f"None, {EPOCH.expected}", lambda value: value is None or EPOCH.fits(value), read_epoch
@@ -198,7 +192,7 @@ def decide(
         return Resume(plan, "there is no checkpoint manager", warnings=options.warnings)
     own = manager.directory
     if snapshot.holder is None:
-        _check_new(own)
+        refuse_directory_of_runs(own)
     if resume_from == "latest" and not own.is_taken:
         warnings += _check_claimed(own, snapshot)
     origin, epochs = own, snapshot
@@ -250,23 +244,6 @@ def _describe_holder(directory: Directory, snapshot: State) -> str:
         f"According to its log, another run uses {directory.path} ({holder}). A new run waits for "
         f"that run's heartbeat, and does not begin if it sees one."
     )
-
-
-def _check_new(directory: Directory) -> None:
-    """Refuse a new directory that has checkpoint directories in it, or is in one.
-
-    Somebody has named the directory of all runs in place of one of them. Once there is a log, commands
-    would no longer look for runs below it.
-    """
-    if not is_url(directory.path):
-        refuse_within_checkpoint(directory.path)
-    runs = find_runs(directory.files, directory.path, _LEVELS, _MOST_LOOKED_INTO).names
-    if runs not in ([], ["."]):
-        raise DefinitionError(
-            f"{directory.path} is no checkpoint directory, but contains some: {listed(runs, 5)}. "
-            f"Name one of them to resume its run, or a new one, such as "
-            f"{os.path.join(directory.path, 'NAME')}, to begin another run."
-        )
 
 
 def _find_record(

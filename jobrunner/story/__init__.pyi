@@ -5,6 +5,7 @@ from .find import (
     best_of as best_of,
     find_runs as find_runs,
     open_run as open_run,
+    refuse_directory_of_runs as refuse_directory_of_runs,
     summarize_run as summarize_run,
 )
 from .live import (

@@ -24,12 +24,13 @@ from jobrunner.checkpoint import (
     read_beat,
     read_past_epochs,
 )
-from jobrunner.errors import CheckpointError
+from jobrunner.errors import CheckpointError, DefinitionError
 from jobrunner.names import LOG_DIRECTORY, MAX_NAME_LENGTH, described_nodes
+from jobrunner.outputs import refuse_within_checkpoint
 from jobrunner.positions import Position, PublicPosition
 from jobrunner.story.log import unix_time
 from jobrunner.story.model import StateName
-from jobrunner.texts import clip
+from jobrunner.texts import clip, listed
 
 DEPTH = 4
 """How many levels below a directory its runs are looked for."""
@@ -112,6 +113,26 @@ class RunSearch(NamedTuple):
     """Whether all directories were looked into: those of some levels, and not too many."""
     unreadable: Sequence[str] = ()
     """Directories that this user may not read."""
+
+
+_LEVELS, _MOST_LOOKED_INTO = 2, 1000
+"""How far a new directory is searched for runs."""
+
+
+def refuse_directory_of_runs(directory: Directory) -> None:
+    """Raise DefinitionError if a new directory is in a checkpoint directory, or has some in it.
+
+    Somebody has named the directory of all runs in place of one of them. Once there is a log, commands
+    would no longer look for runs below it.
+    """
+    if not is_url(directory.path):
+        refuse_within_checkpoint(directory.path)
+    runs = find_runs(directory.files, directory.path, _LEVELS, _MOST_LOOKED_INTO).names
+    if runs not in ([], ["."]):
+        raise DefinitionError(
+            f"{directory.path} is no checkpoint directory, but contains some: {listed(runs, 5)}. "
+            f"Name one of them, or a new one, such as {os.path.join(directory.path, 'NAME')}."
+        )
 
 
 def find_runs(

@@ -182,7 +182,9 @@ def test_verify_deep_describes_the_log_alike_in_json_and_text(runs: Path) -> Non
     )
 
 
-def test_copy_refuses_a_target_within_a_checkpoint_directory(runs: Path, tmp_path: Path) -> None:
+def test_copy_refuses_a_target_within_or_above_a_checkpoint_directory(
+    runs: Path, tmp_path: Path
+) -> None:
     begin(tmp_path / "other").run.end()
     (tmp_path / "link").symlink_to(runs / "a.0")
     before = sorted(tmp_path.rglob("*"))
@@ -190,6 +192,9 @@ def test_copy_refuses_a_target_within_a_checkpoint_directory(runs: Path, tmp_pat
         result = invoke("copy", runs, 1, target)
         assert (result.exit_code, result.stdout) == (2, "")
         assert "would be within the checkpoint directory" in result.stderr
+    result = invoke("copy", runs, 1, tmp_path)  # the directory of all runs
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "is no checkpoint directory, but contains some" in result.stderr
     assert sorted(tmp_path.rglob("*")) == before
 
 
