@@ -254,7 +254,8 @@ class Task:
     Parameters
     ----------
     fn : callable
-        Called with plain values. NumPy arrays among the inputs are read-only views.
+        Called with plain values. NumPy arrays among the inputs are read-only views;
+        those of Python objects are copies.
     inputs : str, Blob, TaskOutput, Task, or a sequence or mapping of them, optional
         A str names a blob of the task's own node; a task stands for its one output. In a sequence,
         they are passed in order: ``fn(*inputs, *updates, **kwargs)``. A mapping says which

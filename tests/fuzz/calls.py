@@ -294,7 +294,9 @@ def scribble(value: Any) -> None:
     """Change what a task was only given to read, wherever that raises no error."""
     for target in mutables(value).values():
         if isinstance(target, np.ndarray):
-            if target.size and target.dtype != object:
+            if target.size and target.dtype == object:
+                target.flat[0] = "scribbled"
+            elif target.size:
                 try:
                     target.flat[0] = target.flat[-1]
                 except ValueError:

@@ -166,8 +166,8 @@ def copy_all(state: State) -> State:
 
 
 def read_only(value: Any) -> Any:
-    """Refuse changes of a value's arrays."""
-    if isinstance(value, np.ndarray):
+    """Refuse changes of a value's arrays; those of Python objects are the reader's own copies."""
+    if isinstance(value, np.ndarray) and value.dtype != object:
         value.flags.writeable = False
     for item in items_of(value):
         read_only(item)

@@ -187,14 +187,16 @@ CONTAINERS = [
 
 
 def test_a_reader_gets_its_own_container_and_views_of_its_arrays():
-    workspace = blob({"w": np.zeros(2), "list": [1]})
+    workspace = blob({"w": np.zeros(2), "list": [1], "objects": np.array(["a", 1], object)})
     seen = workspace.lookup("x")
     seen["list"].append(2)
+    seen["objects"][0] = "b"
     seen["more"] = 3
     with pytest.raises(ValueError, match="read-only"):
         seen["w"][0] = 1
-    assert set(workspace.lookup("x")) == {"w", "list"}
+    assert set(workspace.lookup("x")) == {"w", "list", "objects"}
     assert workspace.lookup("x")["list"] == [1]
+    assert list(workspace.lookup("x")["objects"]) == ["a", 1]
     assert np.shares_memory(seen["w"], workspace.lookup("x")["w"])
 
 
