@@ -304,9 +304,19 @@ def _freeze(box: list[Any], i: int, settle_array: Callable[[list[Any], int], np.
     head, parts = _take_apart(box[i])
     # This drops the container. An array that only it referred to has now one reference: in `parts`.
     frozen = box[i] = Frozen(head, parts, has_objects=False)
+    constants = set()
     for k in range(len(parts)):
         if _is_memory(parts[k]):
             parts[k] = settle_array(parts, k)
+            # Two arrays over the same `bytes` are each kept as they are. A save takes equal views of
+            # one memory for one array. So they would load as one, and after a resume an update of
+            # the first would change the second, too: the second is copied.
+            if _is_constant(parts[k]):
+                place = _place_of(parts[k])
+                if place in constants:
+                    parts[k] = _copied(parts[k], "whose memory another one in its blob has")
+                    parts[k].setflags(write=False)
+                constants.add(place)
         elif not isinstance(parts[k], type | Enum):
             frozen.has_objects = True
 
@@ -389,6 +399,12 @@ def _is_constant(array: np.ndarray) -> bool:
     while isinstance(base, np.ndarray):
         base = base.base
     return not array.flags.writeable and isinstance(base, bytes | mmap.mmap)
+
+
+def _place_of(array: np.ndarray) -> tuple[Any, ...]:
+    """What equal views of the same memory have in common, and no other two arrays."""
+    address = array.__array_interface__["data"][0]
+    return address, array.shape, array.strides, array.dtype
 
 
 def _copied(array: np.ndarray, description: str) -> np.ndarray:

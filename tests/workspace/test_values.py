@@ -161,6 +161,9 @@ def test_a_read_only_map_and_bytes_are_not_read_in(tmp_path):
         assert address(workspace.globals["x"]) == address(array)
         workspace.take("x")[0] = 1
         assert array[0] == 0
+        first, second, same = blob([array, array[...], array]).lookup("x")
+        assert first is same
+        assert not np.shares_memory(first, second)  # a save takes what lies at one place for one
 
 
 # ---- containers
