@@ -155,9 +155,10 @@ class RunState:
         """Note from where and how far the job runs."""
         self._run.total_epochs = total_epochs
         self._run.doing = ""
-        self._run.phase = "loading"
-        if plan.epoch is None:
-            self._run.phase = "init"
+        self._run.phase = "init"
+        if plan.epoch is not None:
+            at = Position.of(plan.epoch)
+            self._run.phase, self._run.epoch, self._run.step = "loading", at.epoch, at.step
         text = str(replace(plan, warnings=()))  # those are logged, and told as they are
         facts = {"plan": plan.to_dict(), "total_epochs": total_epochs, "text": text}
         self._tell("start", facts)

@@ -200,7 +200,7 @@ def test_each_phase_of_a_slow_start_is_told_also_when_piped() -> None:
         "starting for 4.0 s: starts 2 workers",
         "starting for 6.0 s: places its nodes on workers, which import what tasks need",
         "starting for 8.0 s: takes the checkpoint directory",
-        "epoch 0/9  loads a checkpoint",
+        "epoch 3/9  loads a checkpoint",
     ]
 
 
