@@ -42,8 +42,9 @@ class CurrentTask:
     """The task that runs in this thread: see `current_task`.
 
     `epoch` is None outside a runner. `step` counts the epoch group's runs within the epoch, from 0;
-    `attempt` how often the run has bound its nodes anew, after a loss or to move them. `instance` goes from 0 to `num_instances` - 1;
-    in a pipe, it is the number of the item. In `setup` and `into` functions it is negative.
+    `attempt` how often the run has bound its nodes anew, after a loss or to move them. `instance` goes
+    from 0 to `num_instances` - 1; in a pipe, it is the number of the item. In `setup` and `into`
+    functions it is negative.
     `workspace` has the node's blobs, private ones of this run included, read-only.
     """
 

@@ -15,7 +15,7 @@ from jobrunner.checkpoint.directory import Directory
 from jobrunner.compile import job
 from jobrunner.compile.group_compiler import GroupCompiler
 from jobrunner.worker import call
-from jobrunner.workspace import adopt, pickles, values
+from jobrunner.workspace import adopt, pickles, values, workspace
 from tests.fuzz.fuzz import TOGETHER, failures, start_workers
 from tests.sampling import sampled
 
@@ -81,12 +81,21 @@ def a_result_shares_memory_with_inputs_and_caches(broken):
 
 
 def an_updated_blob_keeps_what_was_put_into_it(broken):
-    def settle_updates(task):
-        for slot in task.updates:
-            box = slot.values[slot.key].box
-            box[0] = adopt(box[0])
+    class Update(list):
+        pass
 
-    broken.setattr(call, "_settle_updates", settle_updates)
+    def begin(self, value):
+        self.box = Update([value])
+
+    def settle(box, *place):
+        if type(box) is not Update:
+            return original(box, *place)
+        box[0] = adopt(box[0])
+        return box[0]
+
+    original = call.settle
+    broken.setattr(workspace.Taken, "__init__", begin)
+    broken.setattr(call, "settle", settle)
 
 
 def ties_come_apart(broken):

@@ -277,9 +277,15 @@ def test_copies_never_go_over_the_checkpoint_itself(session, tmp_path, where):
     manager.verify(1)
 
 
-@pytest.mark.parametrize("resume_from", [None, 1])
-def test_a_start_that_fails_sets_nothing_aside(session, manager, resume_from):
+@pytest.mark.parametrize(
+    ("resume_from", "damaged"),
+    [(None, []), (1, []), ("latest", [3]), ("latest", [0, 1, 2, 3])],
+    ids=["afresh", "an epoch", "the last is damaged", "all are damaged"],
+)
+def test_a_start_that_fails_sets_nothing_aside(session, manager, resume_from, damaged):
     JobRunner(counter(3), manager).run(session)
+    for epoch in damaged:
+        Path(manager.get_ckpt_db_name("a", epoch), "zarr.json").unlink()
 
     def fails():
         raise RuntimeError("by hand")
