@@ -14,7 +14,7 @@ import platform
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from types import CodeType, FunctionType, MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 from jobrunner.compile.plan import Plan
 from jobrunner.define import Task, TaskOutput, without_secrets
@@ -133,28 +133,59 @@ def _name_input(value: Any) -> str:
     return f"blob {'/'.join(value.key)}"
 
 
-def code_of(fn: Any) -> str:
-    """Digest of a function's code: 16 hexadecimal digits.
+class CodeDigests:
+    """Digests of the code of a job's tasks. What many of them use is looked at once."""
 
-    It covers nested functions, the functions and classes of the function's own module that its code
-    names, and what these name, but neither defaults nor other modules. Of a partial it covers also the
-    functions among its arguments; of a decorated function, both functions; of a method or another
-    callable, its class.
-    """
-    parts: list[Any] = []
-    covered: dict[int, Any] = {}  # by identity, which is theirs alone as long as they are kept here
-    pending = [fn]
-    while pending:
-        value = pending.pop()
-        if id(value) in covered:
-            continue
-        covered[id(value)] = value
-        code: list[Any] = []
-        if isinstance(value, FunctionType):
-            code = _flatten(value.__code__)
-        parts.append([getattr(value, "__qualname__", ""), code])
-        pending += _used_by(value)
-    return _digest(parts, 8)
+    def __init__(self) -> None:
+        # By identity, which is theirs alone as long as they are kept here.
+        self._parts: dict[int, _Part] = {}
+        self._functions: dict[int, str] = {}
+
+    def of_task(self, task: Task) -> str:
+        """Digest of the code of a task's functions: 16 hexadecimal digits."""
+        functions = [task.fn, *task.setup.values(), *task.instance_setup.values()]
+        return _digest([self.of_function(fn) for fn in functions], 8)
+
+    def of_function(self, fn: Any) -> str:
+        """Digest of a function's code: 16 hexadecimal digits.
+
+        It covers nested functions, the functions and classes of the function's own module that its
+        code names, and what these name, but neither defaults nor other modules. Of a partial it covers
+        also the functions among its arguments; of a decorated function, both functions; of a method
+        or another callable, its class.
+        """
+        if id(fn) in self._functions:
+            return self._functions[id(fn)]
+        covered: dict[int, str] = {}
+        pending = [fn]
+        while pending:
+            value = pending.pop()
+            if id(value) not in covered:
+                part = self._look_at(value)
+                covered[id(value)] = part.digest
+                pending += part.used
+        digest = self._functions[id(fn)] = _digest(list(covered.values()), 8)
+        return digest
+
+    def _look_at(self, value: Any) -> _Part:
+        if id(value) not in self._parts:
+            code: list[Any] = []
+            if isinstance(value, FunctionType):
+                code = _flatten(value.__code__)
+            name = getattr(value, "__qualname__", "")
+            if not isinstance(name, str):  # of an object that has an answer for every attribute
+                name = ""
+            digest = _digest([name, code], 8)
+            self._parts[id(value)] = _Part(value, digest, _used_by(value))
+        return self._parts[id(value)]
+
+
+class _Part(NamedTuple):
+    """A function, a class or another callable."""
+
+    value: Any
+    digest: str  # of its own code
+    used: list[Any]
 
 
 def _used_by(value: Any) -> list[Any]:
@@ -190,10 +221,7 @@ def _members(owner: type) -> Iterator[Any]:
 def _named_by(function: FunctionType) -> Iterator[Any]:
     """The values of the global names and the closure of a function."""
     for name in _names_in(function.__code__):
-        value = function.__globals__.get(name)
-        yield value
-        if callable(value):
-            yield from _of_wrapped(value)
+        yield function.__globals__.get(name)
     for cell in function.__closure__ or ():
         with suppress(ValueError):  # it is empty
             yield cell.cell_contents
@@ -208,10 +236,14 @@ def _of_wrapped(value: Any) -> list[Any]:
 
 
 def _of_module(module: str, values: Iterable[Any]) -> list[Any]:
-    """Those of the values that are functions and classes of a module."""
-    kinds = (FunctionType, type)
-    # By their types: `isinstance` would ask a proxy for the class of what it stands for.
-    return [v for v in values if issubclass(type(v), kinds) and v.__module__ == module]
+    """The functions and classes of a module among the values and among what these wrap."""
+    used = []
+    for value in values:
+        for part in (value, *_of_wrapped(value)):
+            # By its type: `isinstance` would ask a proxy for the class of what it stands for.
+            if issubclass(type(part), (FunctionType, type)) and part.__module__ == module:
+                used.append(part)
+    return used
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
@@ -219,14 +251,6 @@ def _names_in(code: CodeType) -> Iterator[str]:
     for value in code.co_consts:
         if isinstance(value, CodeType):
             yield from _names_in(value)
-
-
-def task_code(task: Task, code: str) -> str:
-    """Digest of the code of a task, given that of its function."""
-    functions = {**task.setup, **task.instance_setup}
-    if not functions:
-        return code
-    return _digest([code, *map(code_of, functions.values())], 8)
 
 
 def kind_of(tasks: Iterable[tuple[Task, str]]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from msgspec import structs
 
-from jobrunner.compile.fingerprint import code_of, kind_of, structure_of, task_code
+from jobrunner.compile.fingerprint import CodeDigests, kind_of, structure_of
 from jobrunner.compile.global_blobs import (
     BlobNames,
     all_tasks,
@@ -166,14 +166,12 @@ def _digests_of_tasks(
     """The digests of each task's structure, and of its code, by group, node and task."""
     structure: dict[str, str] = {}
     code: dict[str, str] = {}
-    of_functions: dict[int, str] = {}  # which many tasks share
+    digests = CodeDigests()
     for name, group in job.groups.items():
         for task in group.tasks():
             key = f"{name}:{task.full_name}"
-            if id(task.fn) not in of_functions:
-                of_functions[id(task.fn)] = code_of(task.fn)
             structure[key] = structure_of(task, global_blobs)
-            code[key] = task_code(task, of_functions[id(task.fn)])
+            code[key] = digests.of_task(task)
     return structure, code
 
 

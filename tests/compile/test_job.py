@@ -264,7 +264,9 @@ def factor(): return {factor}
 class Model:
     @property
     def scale(self): return factor() * {scale}
-    def step(self, x): return shift(x) * self.scale
+    @functools.lru_cache
+    def bias(self): return {bias}
+    def step(self, x): return shift(x) * self.scale + self.bias()
 
 def report(x): return {report}
 
@@ -272,17 +274,29 @@ def step(x): return [Model().step(y) for y in x]
 """
 
 
-@pytest.mark.parametrize("part", ["shift", "factor", "scale", "report"])
+@pytest.mark.parametrize("part", ["shift", "factor", "scale", "bias", "report"])
 def test_a_task_has_other_code_if_what_it_calls_in_its_module_has(part):
     def described(number):
         module = {"__name__": "module"}
-        parts = {"shift": 1, "factor": 1, "scale": 1, "report": 1, part: number}
+        parts = dict.fromkeys(["shift", "factor", "scale", "bias", "report"], 1)
+        parts[part] = number
         exec(MODULE.format(**parts), module)
         return describe(build(fn=module["step"]))
 
     assert changes(described(1), described(1)) == []
     told = [] if part == "report" else [f"task epoch:a/{t} has other code" for t in ("s", "t")]
     assert changes(described(1), described(2)) == told
+
+
+def test_a_task_may_call_an_object_that_has_an_answer_for_every_attribute():
+    class Answering:
+        def __getattr__(self, name):
+            return self
+
+        def __call__(self, x):
+            return x
+
+    assert changes(describe(build(fn=Answering())), describe(build(fn=Answering()))) == []
 
 
 def test_a_description_is_the_same_in_another_process(tmp_path):
