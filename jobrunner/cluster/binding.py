@@ -189,7 +189,7 @@ class Binding:
         lost = self._members.lost
 
         def check() -> None:
-            # Dask runs no new task on a worker that leaves, so what is to bring its values would wait.
+            # Dask runs no new task on a worker that leaves, so the one that brings values there would wait.
             for address, cause in self.leaving.items():
                 lost.setdefault(address, cause)
             if lost:

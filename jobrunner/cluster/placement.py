@@ -115,8 +115,8 @@ class _Placing:
     def share_out(self, kind: str, members: Sequence[PlannedNode]) -> None:
         """Give each worker its share of the nodes of a kind, in blocks of neighbours.
 
-        What cannot be divided goes to the workers that have the fewest nodes of other kinds, of those
-        whose share is no whole number.
+        What is left once shares are rounded down goes to workers whose share was rounded: to those that
+        have the fewest nodes of other kinds.
         """
         rest = [node for node in members if node.name not in self.placed]
         present = self._load_by_kind.setdefault(kind, Counter())
@@ -129,8 +129,8 @@ class _Placing:
             others = self._load[address] - present[address]
             return (others + shares[address]) / worker.nthreads
 
-        divided = [w for w in self._workers if count * w.nthreads % threads]
-        for worker in sorted(divided, key=fullness)[: count - sum(shares.values())]:
+        rounded = [w for w in self._workers if count * w.nthreads % threads]
+        for worker in sorted(rounded, key=fullness)[: count - sum(shares.values())]:
             shares[worker.address] += 1
         rest = self._place_near(rest, shares, present)
         for worker in self._workers:
