@@ -150,9 +150,9 @@ class CodeDigests:
         """Digest of a function's code: 16 hexadecimal digits.
 
         It covers nested functions, the functions and classes of the function's own module that its
-        code names, and what these name, but neither defaults nor other modules. Of a partial it covers
-        also the functions among its arguments; of a decorated function, both functions; of a method
-        or another callable, its class.
+        code names, and what these name, but neither defaults nor other modules. Of a partial, such as
+        a pipe's, it covers also what can be called among its arguments; of a decorated function, both
+        functions; of a method or another callable, its class.
         """
         if id(fn) in self._functions:
             return self._functions[id(fn)]
@@ -191,7 +191,7 @@ class _Part(NamedTuple):
 def _used_by(value: Any) -> list[Any]:
     """What else the code of a function, a class or another callable covers."""
     if isinstance(value, functools.partial):
-        return [value.func, *filter(inspect.isfunction, (*value.args, *value.keywords.values()))]
+        return [value.func, *filter(callable, (*value.args, *value.keywords.values()))]
     if isinstance(value, MethodType):
         owner = value.__self__  # of a class method, the class itself
         return [value.__func__, owner if isinstance(owner, type) else type(owner)]

@@ -1,5 +1,7 @@
 """From definitions to plans: edges, crossings, globals, and the errors that name a task."""
 
+import functools
+
 import pytest
 
 from jobrunner import Blob, DefinitionError, Job, Node, Task, WorkspaceType
@@ -274,14 +276,22 @@ def step(x): return [Model().step(y) for y in x]
 """
 
 
+def call(fn, x):
+    return fn(x)
+
+
+@pytest.mark.parametrize("of_method", [False, True], ids=["function", "partial of a method"])
 @pytest.mark.parametrize("part", ["shift", "factor", "scale", "bias", "report"])
-def test_a_task_has_other_code_if_what_it_calls_in_its_module_has(part):
+def test_a_task_has_other_code_if_what_it_calls_in_its_module_has(part, of_method):
     def described(number):
         module = {"__name__": "module"}
         parts = dict.fromkeys(["shift", "factor", "scale", "bias", "report"], 1)
         parts[part] = number
         exec(MODULE.format(**parts), module)
-        return describe(build(fn=module["step"]))
+        fn = module["step"]
+        if of_method:
+            fn = functools.partial(call, module["Model"]().step)
+        return describe(build(fn=fn))
 
     assert changes(described(1), described(1)) == []
     told = [] if part == "report" else [f"task epoch:a/{t} has other code" for t in ("s", "t")]
