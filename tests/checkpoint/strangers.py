@@ -264,7 +264,7 @@ def _(store: Store) -> None:
     store.array("w")["files"] = []
 
 
-@case("shape: a product that overflows", "does not fit into memory")
+@case("shape: a product that overflows", "an array of shape .* does not fit into memory")
 def _(store: Store) -> None:
     store.describe("w", shape=[0, 1 << 62, 1 << 62], chunk_shape=[1, 1, 1])
     store.array("w")["files"] = []
@@ -297,6 +297,11 @@ def _(store: Store) -> None:
 def _(store: Store) -> None:
     store.describe("w", dtype="|V0", shape=[1 << 50])
     store.array("w")["files"] = [store.put("w/c.0", b"")]
+
+
+@case("dtype: one that this platform lacks", "is whole, but this platform lacks its dtype")
+def _(store: Store) -> None:
+    store.describe("w", dtype="<f32")
 
 
 @case("dtype: more than one in a string", "is not the dtype|`dtype`")

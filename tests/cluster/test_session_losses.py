@@ -1,4 +1,4 @@
-"""Workers, schedulers and clients that disappear; runs that are interrupted."""
+"""Workers that disappear; runs that are interrupted."""
 
 import asyncio
 import contextlib
@@ -73,8 +73,7 @@ def bind(session, flag=""):
     job.epoch_group.find("a", "slow").kwargs = {"flag": str(flag)}
     binding = session.bind(job.compile())
     binding.run("init", epoch=0)
-    pids = {name: session.fetch(Node(name)["pid"]) for name in "ab"}
-    return binding, pids
+    return binding
 
 
 @contextlib.contextmanager
@@ -122,7 +121,7 @@ def await_nothing_held(client):
 
 
 def test_a_worker_that_retires_and_is_gone_is_lost_soon(session, client, tmp_path):
-    binding, _ = bind(session, tmp_path / "flag")
+    binding = bind(session, tmp_path / "flag")
 
     def retire():
         await_file(tmp_path / "flag")
@@ -134,7 +133,7 @@ def test_a_worker_that_retires_and_is_gone_is_lost_soon(session, client, tmp_pat
 
 
 def test_a_cancelled_lease_is_a_loss_and_frees_the_worker(session, client):
-    binding, _ = bind(session)
+    binding = bind(session)
     held_leases = [lease for worker in binding._members.workers.values() for lease in worker.leases]
     client.cancel(held_leases[:1])
     with pytest.raises(NodeLostError):
@@ -157,9 +156,6 @@ def test_a_worker_restarted_at_the_same_address_is_not_taken_for_the_old_one():
             session.fetch(Node("a")["pid"])
         # The lease task came to the successor, which has nothing to lend it to.
         await_nothing_held(client)
-
-
-# ---- clients and schedulers
 
 
 # ---- stopping on purpose

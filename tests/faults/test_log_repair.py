@@ -385,6 +385,7 @@ def test_a_log_is_repaired_beneath_no_run_that_is_alive_and_one_that_was_silent_
         repair(path, patience)
         with pytest.raises(CommitConflictError, match="taken"):
             save(run, 1)
+        assert recorded(path) == (0,)
     run.run.end()
     left = ["claim", "commit", "commit", "end"] if is_alive else ["claim", "commit"]
     assert [entry_in(file)["kind"] for file in log_of(path)[1 : 1 + len(left)]] == left

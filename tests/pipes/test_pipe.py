@@ -250,6 +250,26 @@ def test_a_resumed_run_reads_on_from_what_was_processed(inproc_session, tmp_path
         assert inproc_session.fetch(Node("here")["total"])[0] == final
 
 
+def fail_once_at_7(x):
+    if x == 7 and not GATE.is_set():
+        GATE.set()
+        raise TimeoutError
+    return x * x
+
+
+@pytest.mark.parametrize("limit", [3, 4])
+def test_each_item_counts_once_though_an_epoch_runs_again(inproc_session, tmp_path, limit):
+    options = {"into": add_to, "updates": "total", "num_threads": 2, "limit": limit}
+    job, _ = make_job(
+        lambda: pipe("reader", fail_once_at_7, transient_errors=TimeoutError, **options)
+    )
+    with job.init_group:
+        Task(lambda: np.zeros(1, int), (), "total", node="here", name="zero")
+    result = JobRunner(job, MultiNodeCheckpointManager(tmp_path)).run(inproc_session)
+    assert result.restarts == 1
+    assert inproc_session.fetch(Node("here")["total"])[0] == sum(x * x for x in range(10))
+
+
 class Slow(Numbers):
     """Never ends; its first item lets a task fail."""
 

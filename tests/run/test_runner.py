@@ -11,6 +11,7 @@ from jobrunner import (
     CheckpointWriteError,
     CopyTo,
     DefinitionError,
+    ExecutionError,
     JobRunner,
     MultiNodeCheckpointManager,
     Node,
@@ -94,6 +95,19 @@ def test_a_job_that_would_never_end_is_refused_and_can_be_fixed(session):
         JobRunner(job).run(session)
     epoch_limiter(job, 2)
     assert JobRunner(job).run(session).epoch == 2
+
+
+def test_one_runner_at_a_time_in_a_session(session):
+    refusals = []
+
+    class StartsAnother:
+        def on_epoch(self, *_):
+            with pytest.raises(ExecutionError, match="one runner at a time") as refused:
+                JobRunner(counter(1)).run(session)
+            refusals.append(refused)
+
+    JobRunner(counter(2), callbacks=[StartsAnother()]).run(session)
+    assert len(refusals) == 2
 
 
 def test_a_run_does_not_start_if_the_directory_is_not_writable(session, tmp_path):
@@ -230,6 +244,7 @@ def test_a_finished_job_whose_last_epoch_is_damaged_finishes_again(session, mana
     assert (result.resumed_from, result.epoch) == (2, 3)
     damaged, aside = heard.warnings
     assert "set aside" not in damaged  # not before an earlier epoch is loaded
+    assert "Resume with" not in damaged  # the run does so by itself
     assert aside.startswith("Epoch 3, which is damaged, is now set aside")
     assert again.job.exit_group.find("a", "leave").output().fetch() == 3
     assert manager.directory.snapshot().is_done

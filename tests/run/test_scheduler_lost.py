@@ -17,7 +17,7 @@ from jobrunner import (
     Session,
 )
 from tests.jobs import Listener, walk_undisturbed, walked, walking
-from tests.processes import await_file, fork_dask
+from tests.processes import await_file, await_true, fork_dask
 
 EPOCHS = 8
 
@@ -71,23 +71,29 @@ def dask_processes():
 
 
 @pytest.mark.parametrize(
-    "whose", [pytest.param("of the session", marks=pytest.mark.nightly), "of the user"]
+    "gives_up", [pytest.param(True, marks=pytest.mark.nightly), False], ids=["closed", "waiting"]
 )
-def test_the_run_continues_when_the_scheduler_is_back(dask_processes, tmp_path, undisturbed, whose):
+def test_the_run_continues_when_the_scheduler_is_back(
+    dask_processes, tmp_path, undisturbed, gives_up
+):
+    """A user's client waits for it; one that the session made is closed by then, and replaced."""
     flag, listener = tmp_path / "flag", Listener()
 
     def restart():
         await_file(flag)
         dask_processes.kill()
+        if gives_up:
+            await_true(lambda: session.client.status == "closed", "the end of the client")
         dask_processes.start()
 
     thread = threading.Thread(target=restart)
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt", asynchronous=False)
-    if whose == "of the user":
+    if gives_up:
+        client = session = Session.connect(dask_processes.address, timeout=20)
+        session.client._timeout = 0.5  # the client's patience with a scheduler that is gone
+    else:
         client = Client(dask_processes.address, set_as_default=False)
         session = Session(client)
-    else:
-        client = session = Session.connect(dask_processes.address, timeout=20)
     with client, session:
         thread.start()
         result = JobRunner(build(flag), manager, callbacks=[listener]).run(session)

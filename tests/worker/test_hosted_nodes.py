@@ -5,6 +5,8 @@ import contextvars
 import gc
 import threading
 import weakref
+from functools import partial
+from types import SimpleNamespace
 
 import cloudpickle
 import numpy as np
@@ -21,7 +23,7 @@ from jobrunner.compile.plan import (
     Slice,
 )
 from jobrunner.errors import ExecutionError
-from jobrunner.worker.applied import NewNode, add_groups, add_nodes
+from jobrunner.worker.applied import NewNode, add_groups, add_nodes, install_keeper
 from jobrunner.worker.hosted_nodes import (
     BindingContext,
     BindingOptions,
@@ -222,6 +224,17 @@ async def test_closing_a_binding_frees_its_blobs_without_the_garbage_collector()
         assert made() is None
     finally:
         gc.enable()
+
+
+@in_a_loop
+async def test_a_keeper_is_closed_when_another_comes_and_when_the_binding_ends():
+    closed = []
+    async with Host(count()) as hosted:
+        for name in ("first", "second"):
+            keeper = SimpleNamespace(close=partial(closed.append, name), capture_bytes=int)
+            install_keeper(lambda keeper=keeper: keeper, hosted)
+        assert closed == ["first"]
+    assert closed == ["first", "second"]
 
 
 @in_a_loop
