@@ -46,9 +46,9 @@ If a worker dies instead, the same run goes on from the newest recorded epoch; w
 written of the group is deleted in the background. How is it known what to delete? `retention.py:
 Retention.start_run` looks at the directory when a run begins. A store whose name was claimed, and that
 is neither recorded nor set aside, counts for nothing: `log/state.py: State.is_left_over`. A store whose
-name no entry has claimed is not ours, and stays. If another run has taken the directory over meanwhile, `log/log_writer.py:
-LogWriter.check_held` raises before the order and before the commit, and the entry of the commit, whose
-number is taken by then, is refused.
+name no entry has claimed is not ours, and stays. If another run has taken the directory over meanwhile,
+`log/log_writer.py: LogWriter.check_held` raises before the order and before the commit, and the entry of
+the commit, whose number is taken by then, is refused.
 
 **Back.**
 

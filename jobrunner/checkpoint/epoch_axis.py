@@ -378,11 +378,8 @@ class EpochAxis:
                 axes.insert(1, "node")
                 dataset = dataset.assign_coords(node=nodes)
             variable = blob
-            if blob in (
-                *_AXES,
-                *dims,
-            ):  # a variable of such a name would have to be the axis' labels
-                variable = f"blob_{blob}"
+            if blob in (*_AXES, *dims):
+                variable = f"blob_{blob}"  # under its own name, it would have to be an axis' labels
             dataset[variable] = axes, array, attributes
         return dataset
 

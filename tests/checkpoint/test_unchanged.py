@@ -118,7 +118,7 @@ def test_damage_that_epochs_share_ends_when_the_file_is_read_again(
     for epoch in (0, mended - 1):
         with pytest.raises(CheckpointCorruptError, match="expected xxh3_128") as caught:
             run.manager.verify(epoch)
-    assert caught.value.advice.startswith("Resume with 'latest'")
+    assert caught.value.advice.startswith("Use another epoch (a resume with 'latest'")
     assert caplog.messages == [f"{caught.value.without_advice()} Its data is written again."]
     for epoch in range(mended, 40):
         run.manager.verify(epoch)

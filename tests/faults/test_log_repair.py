@@ -264,7 +264,7 @@ def go_back(path: Path) -> list[str]:
     return kinds_of(path)
 
 
-def test_what_was_set_aside_and_its_labels_stay_so_if_the_whole_log_is_gone(
+def test_what_was_set_aside_and_its_names_stay_so_if_the_whole_log_is_gone(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "k"

@@ -75,7 +75,7 @@ def live(path: Path, files: TracingFiles) -> Life:
 
 @pytest.fixture(scope="module", autouse=True)
 def without_rows() -> Iterator[None]:
-    """A stack is files like others, and each file more doubles the states there are."""
+    """A stack is files like others, and each file more has states of its own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tests.faults.life.ROWS", 0)
         yield

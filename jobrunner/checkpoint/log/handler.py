@@ -269,10 +269,18 @@ def unframe(data: bytes, path: str, subject: str) -> bytes:
     text = data[_TEXT]
     if data == frame(text):
         return text
+    start = _HEAD[: _DIGEST.start]
+    if not data.startswith(start):
+        present = data[: len(start)].decode("ascii", "replace")
+        raise CheckpointCorruptError(
+            f"{subject} is empty, or not what jobrunner writes there: expected it to begin with "
+            f"{start.decode()!r}, found {present!r}.",
+            path=path,
+        )
     expected = data[_DIGEST].decode("ascii", "replace")
     digest = hashlib.sha256(text).hexdigest()
     raise CheckpointCorruptError(
-        f"{subject} is empty, cut or changed: expected SHA-256 {expected!r}, found {digest!r}.",
+        f"{subject} is cut or changed: expected SHA-256 {expected!r}, found {digest!r}.",
         path=path,
     )
 

@@ -167,7 +167,8 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
     def is_left_over(self, store: StoreName) -> bool:
         """Whether a store counts for nothing, so that the next run deletes it.
 
-        Its name was claimed, and then it came to no commit, or its epoch was retired. The names are never used again: whoever finds such a store may delete it at any time.
+        Its name was claimed, and then it came to no commit, or its epoch was retired. The names are
+        never used again: whoever finds such a store may delete it at any time.
         """
         is_kept = self.is_recorded(store.key) or store.key in self.aside
         return store.node in self.nodes and self.has_claimed(store.key) and not is_kept

@@ -192,14 +192,15 @@ class Planner:
                 repair.kept.append(at)
         for lost_set in lost_sets:
             # If no entry is lost that could have recorded them, their save came to no `commit`.
-            is_abandoned = self._is_claimed(lost_set) and lost_set.claim > max(self._lost)
+            is_claimed = self._is_claimed(lost_set.claim, lost_set.run)
+            is_abandoned = is_claimed and lost_set.claim > max(self._lost)
             if not is_superseded(lost_set.at, lost_set.claim) and not is_abandoned:
                 self._rebuild(lost_set)
         return repair
 
-    def _is_claimed(self, lost_set: _LostSet) -> bool:
-        """Whether an entry that is left says that its names were claimed."""
-        return self._claims.get(lost_set.claim) == lost_set.run
+    def _is_claimed(self, claim: int, run: str) -> bool:
+        """Whether an entry that is left is this claim of the run."""
+        return self._claims.get(claim) == run
 
     def _is_cut(self, at: Position, number: int) -> bool:
         """Whether a store of a recorded epoch is gone: it is deleted from its root document on."""
@@ -232,7 +233,7 @@ class Planner:
             if lost_set is None:
                 continue
             lost_sets.append(lost_set)
-            is_known = not lost_set.claim or self._is_claimed(lost_set)
+            is_known = not lost_set.claim or self._is_claimed(lost_set.claim, lost_set.run)
             if not is_known or not state.has_claimed(key):
                 # Only lost entries can have claimed these names, although none that follows shows it.
                 self._lost.add(state.number + 1)
@@ -269,8 +270,8 @@ class Planner:
             raise CheckpointCorruptError(f"{subject}: {len(origins)} saves wrote them.")
         claim, run = origins.pop()
         # The entry of its run may be lost as well, while that of its claim is left.
-        is_of_claim = self._claims.get(claim) == run
-        is_ours = run in self._runs or is_of_claim or claim in self._lost or claim > state.number
+        is_known = run in self._runs or self._is_claimed(claim, run)
+        is_ours = is_known or claim in self._lost or claim > state.number
         if state.has_claimed(key) and not is_ours:
             claim = 0  # copied from another directory, before all that was written here
         return _LostSet(at, claim, run, {node: stores[node] for node in record.nodes}, record)

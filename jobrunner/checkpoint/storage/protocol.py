@@ -116,7 +116,7 @@ class Files(Protocol):
     # --- reading
 
     def is_writable(self, path: str) -> bool:
-        """Whether this process may make files in a directory, as far as that is known untried."""
+        """Whether this process may make files in a directory; True where only trying would tell."""
 
     def read(self, path: str, most: int = DOCUMENT_BYTES) -> bytes | None:
         """The content of a file; None if it does not exist.

@@ -13,7 +13,10 @@ from jobrunner.checkpoint.store.array_document import File
 from jobrunner.errors import CheckpointCorruptError, CheckpointError
 from jobrunner.names import ROOT_DOCUMENT
 
-_ADVICE = "Resume with 'latest' to fall back to the epoch before, or restore the file from a copy."
+_ADVICE = (
+    "Use another epoch (a resume with 'latest' passes over damaged ones), or restore the file from a "
+    "copy."
+)
 
 
 def damaged_file(path: str, problem: str) -> CheckpointCorruptError:

@@ -101,6 +101,14 @@ def test_an_entry_of_a_later_version_says_so() -> None:
             parse_entry({**tree_of("end"), **change}, "a/7.json")
 
 
+@pytest.mark.parametrize("content", [b"", b"garbage \xff"])
+def test_a_file_that_is_not_one_of_a_log_is_named(content: bytes) -> None:
+    with pytest.raises(
+        CheckpointCorruptError, match="a/7.json, is empty, or not what jobrunner writes"
+    ):
+        decode_entry(content, 7, "a/7.json")
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [

@@ -93,6 +93,8 @@ def test_written_bytes_are_read_back(place: Place) -> None:
     assert place.write("d/x", [b"abc", b"", b"de"]) == xxh3_128_hexdigest(b"abcde")
     assert files.read(path) == b"abcde"
     assert files.is_writable(root)
+    if isinstance(files, PosixFiles):
+        assert not files.is_writable(f"{root}/missing")
     files.put(path, bytes(range(100)))
     assert files.read(path) == bytes(range(100))
     target = bytearray(100)
