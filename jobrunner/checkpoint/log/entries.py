@@ -139,7 +139,7 @@ class RunEntry(LogEntry, tag="run"):
 
 
 class ClaimEntry(HolderEntry, tag="claim"):
-    """A claim begins: its run may write stores of all positions up to `upto`, and names them.
+    """A run claims names of stores: by them, it may write stores of all positions up to `upto`.
 
     A store is called ``node.at`` if no entry before has claimed `at` and nothing had that name,
     else ``node.at.r<retry>``. No other claim has the retry number, so names are never used twice.
@@ -155,7 +155,8 @@ class ClaimEntry(HolderEntry, tag="claim"):
 class CommitEntry(HolderEntry, tag="commit"):
     """Epochs exist, with these stores; and others are retired.
 
-    `claim` is the number of the claim's entry; None: the stores were there (restored, proven).
+    `claim` is the number of the ``claim`` by which the stores were written; None: they were there
+    before (restored, proven).
     """
 
     claim: Natural | None

@@ -193,7 +193,7 @@ def refuse_if_alive(
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Checks that a worker reads the client's directory and may write there: called on each, in a thread.
+    """Called on each worker, in a thread: checks that it may read and write the client's directory.
 
     Picklable. That the client reads what workers write is checked by the first commit.
     """
