@@ -94,14 +94,6 @@ class NodeCheckpoint(Mapping[str, Any]):
         reader, document = self._find(blob)
         return reader.digest(document, blob)
 
-    def nbytes(self, blob: str) -> int:
-        """How many bytes the arrays of a blob have on disk, or all rows of a history.
-
-        What is no array, such as a short text, counts nothing.
-        """
-        _, document = self._find(blob)
-        return document.nbytes_of(blob)
-
     def _find(self, blob: str) -> tuple[StoreReader, StoreDocument]:
         """The store that has the blob: that of the node which saved it."""
         owner = self._nodes[self._owners[blob]] if blob in self._owners else self

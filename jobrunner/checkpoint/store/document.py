@@ -249,9 +249,7 @@ class StoreDocument:
         return self._arrays[self.entry.stacks[stack].path], row
 
     def nbytes_of(self, name: str) -> int:
-        """How many bytes the arrays of a blob, or the rows of a history, have on disk."""
-        if name in self.entry.histories:
-            return self.entry.histories[name].nbytes
+        """How many bytes the arrays of a blob have on disk; histories are in `entry.histories`."""
         nbytes = 0
         for reference in self.blobs[name].arrays:
             array, row = self.locate(reference)
