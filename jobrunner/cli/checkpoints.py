@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobrunner.cli.command import DIFFERENT, CommandOutput, exit_code_of, main
+from jobrunner.cli.command import DIFFERENT, EXIT_CODES, CommandOutput, exit_code_of, main
 from jobrunner.cli.options import (
     PATH,
     NamedEpoch,
@@ -32,7 +32,7 @@ from jobrunner.errors import (
 )
 from jobrunner.positions import Position, PublicPosition, describe_position, format_ranges
 from jobrunner.signals import terminated_as_interrupt
-from jobrunner.texts import counted, format_bytes
+from jobrunner.texts import counted, format_bytes, format_time
 
 if TYPE_CHECKING:
     from jobrunner.checkpoint import Checkpoint, Directory
@@ -309,7 +309,8 @@ def restore_command(*, directory: str, epoch: NamedEpoch, take_over: bool) -> Co
     commit = restore_epoch(opened, at, take_over=take_over)
     stores = {node: store.name for node, store in opened.record(at).stores.items()}
     data = {"path": opened.path, "epoch": at.public, "commit": commit.number, "stores": stores}
-    return CommandOutput(data, [f"Epoch {at} is recorded again, as saved at {commit.time}."])
+    saved = format_time(commit.time)
+    return CommandOutput(data, [f"Epoch {at}, first saved {saved}, is recorded again, as of now."])
 
 
 def read_epoch_or_all(text: str) -> NamedEpoch:
@@ -330,7 +331,7 @@ def copy_command(
     """Copy an epoch to the checkpoint directory TARGET.
 
     EPOCH is a number, 'latest' or 'all'. Verifies every byte. A job can resume from the copy as from
-    the original.
+    the original. With 'all', damaged epochs are named and left out, and the exit code is 7.
 
     For example:
         jobrunner copy runs/kmeans latest runs/backup
@@ -355,9 +356,10 @@ def copy_epochs(
     is_all: bool = False,
     take_over: bool = False,
 ) -> CommandOutput:
-    """Copy epochs to another directory; `is_all`: skip those that a run deletes meanwhile.
+    """Copy epochs to another directory.
 
-    What is there already from an earlier copy is not copied again.
+    `is_all`: what is there already from an earlier copy is not copied again, epochs that a run
+    deletes meanwhile are skipped, and those that are damaged are named and passed over.
     """
     from jobrunner.checkpoint import absolute_path, copy_epoch, find_copied
 
@@ -366,6 +368,7 @@ def copy_epochs(
         present = find_copied(directory, epochs, target)
     missing = [epoch for epoch in epochs if epoch not in present]
     copied: list[PublicPosition] = []
+    damaged: dict[str, str] = {}
 
     def describe_progress() -> str:
         return f"copied {len(copied)} of {counted(len(missing), 'epoch')}"
@@ -377,13 +380,21 @@ def copy_epochs(
             except CheckpointNotFoundError:
                 if not is_all or epoch in directory.snapshot().recorded:
                     raise
+            except CheckpointCorruptError as error:
+                if not is_all:
+                    raise
+                damaged[str(epoch)] = str(error)
             else:
                 copied.append(epoch.public)
-    if not copied and not present:  # a backup of nothing is no success
+    if not copied and not present and not damaged:  # a backup of nothing is no success
         raise nothing_recorded(directory)
     path = absolute_path(target)
-    data = {"path": directory.path, "target": path, "epochs": copied}
-    lines = [f"Copied to {path}: {format_ranges(copied)}"]
+    lines = [f"Epoch {epoch} is not copied: {reason}" for epoch, reason in damaged.items()]
+    lines.append(f"Copied to {path}: {format_ranges(copied)}")
     if present:
         lines.append(f"There already: {format_ranges(sorted(present))}")
-    return CommandOutput(data, lines)
+    exit_code = 0
+    if damaged:
+        exit_code = EXIT_CODES[CheckpointCorruptError]
+    data = {"path": directory.path, "target": path, "epochs": copied, "damaged": damaged}
+    return CommandOutput(data, lines, exit_code)

@@ -16,7 +16,7 @@ from jobrunner.cli.checkpoints import copy_epochs, verify_epochs
 from jobrunner.cli.show import describe_checkpoint
 from jobrunner.positions import Position
 from jobrunner.testing import assert_identical
-from jobrunner.texts import format_bytes
+from jobrunner.texts import format_bytes, format_time
 from tests.cli.directories import PrunedMeanwhile, ask, begin, invoke, lengthen_log, recorded, save
 from tests.sampling import sampled
 
@@ -43,6 +43,7 @@ def test_diff_of_equal_checkpoints_exits_with_0(runs: Path, tmp_path: Path) -> N
 
 
 def test_restore_records_an_epoch_again_that_a_rewind_set_aside(runs: Path) -> None:
+    saved = [format_time(row["time"]) for row in ask("ls", runs)["epochs"]]
     again = begin(runs)
     again.run.rewind(None, "start afresh")
     save(again, 0, {"other": 1})
@@ -60,15 +61,25 @@ def test_restore_records_an_epoch_again_that_a_rewind_set_aside(runs: Path) -> N
     assert invoke("restore", runs, 3).exit_code == 2
     assert invoke("restore", runs, 7).exit_code == 6
     assert invoke("restore", runs, 0).exit_code == 2
-    ask("restore", runs, 2)
+    told = f"Epoch 2, first saved {saved[2]}, is recorded again, as of now.\n"
+    assert invoke("restore", runs, 2).stdout == told
     assert [row["epoch"] for row in manager.past_epochs()] == [0, 2, 3]
 
 
 def test_damage_is_found_before_anything_is_restored_or_copied(runs: Path, tmp_path: Path) -> None:
     chunk = runs / "a.2" / "w" / "c.0"
     chunk.write_bytes(chunk.read_bytes()[::-1])
-    assert invoke("copy", runs, 2, tmp_path / "copy").exit_code == 7
-    assert recorded(tmp_path / "copy") == []
+    target = tmp_path / "copy"
+    assert invoke("copy", runs, 2, target).exit_code == 7
+    assert recorded(target) == []
+    result = invoke("copy", runs, "all", target)  # what is whole is copied
+    assert result.exit_code == 7
+    damage, outcome = result.stdout.splitlines()
+    assert damage.startswith(f"Epoch 2 is not copied: {chunk} is not what was written")
+    assert outcome == f"Copied to {target}: 0, 1, 3"
+    assert invoke("verify", target).exit_code == 0
+    assert list(ask("copy", runs, "all", target)["damaged"]) == ["2"]
+    assert recorded(target) == [0, 1, 3]
     again = begin(runs)
     again.run.rewind(Position(1), "test")
     again.run.end()
