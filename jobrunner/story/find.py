@@ -13,9 +13,11 @@ from typing import Any, Literal, NamedTuple
 
 from jobrunner.checkpoint import (
     Directory,
+    DoneEntry,
     EndEntry,
     Files,
     KeepBest,
+    LogEntry,
     SavedEpoch,
     State,
     is_url,
@@ -28,7 +30,7 @@ from jobrunner.errors import CheckpointError, DefinitionError
 from jobrunner.names import LOG_DIRECTORY, MAX_NAME_LENGTH, described_nodes
 from jobrunner.outputs import refuse_within_checkpoint
 from jobrunner.positions import Position, PublicPosition
-from jobrunner.story.log import unix_time
+from jobrunner.story.log import last_state, unix_time
 from jobrunner.story.model import StateName
 from jobrunner.texts import clip, listed
 
@@ -224,14 +226,15 @@ def _summarize(directory: Directory, name: str, snapshot: State) -> RunSummary:
     if isinstance(total, int) and 0 <= total < _MOST_EPOCHS:
         run.total_epochs = total
     run.host, run.pid = holder.process.host or "", holder.process.pid or None
-    run.last_seen = unix_time(directory.log.read_entry(snapshot.number).time)
+    newest = directory.log.read_entry(snapshot.number)
+    run.last_seen = unix_time(newest.time)
     if snapshot.is_ended or commands:
         run.state, last_seen = _end_of_last_run(directory, snapshot, commands)
         run.last_seen = last_seen or run.last_seen
         return run
     beat = read_beat(directory.files, directory.path, holder.run)
     run.last_seen = max(run.last_seen, beat.time)
-    run.state = "lost"
+    run.state = _state_without_end(newest)
     if may_live(beat.seconds_ago, holder.process, holder.run, holder.heartbeat_seconds):
         run.state = "running"
         if beat.status is not None and beat.status.num_ended:
@@ -258,13 +261,20 @@ def _end_of_last_run(
         if entry.kind in ("pin", "unpin") or entry.run in commands:
             continue  # anybody may write these
         if not isinstance(entry, EndEntry):
-            return "lost", unix_time(entry.time)
+            return _state_without_end(entry), unix_time(entry.time)
         if entry.outcome is not None:
-            return entry.outcome, unix_time(entry.time)
+            return last_state(entry.outcome, snapshot), unix_time(entry.time)
         commands.add(entry.run)  # only a run of a job has an outcome
     if snapshot.is_done:
         return "finished", None
     return "stopped", None
+
+
+def _state_without_end(newest: LogEntry) -> StateName:
+    """How a run ended that left no ``end``: killed at work, or after it had noted the job's end."""
+    if isinstance(newest, DoneEntry):
+        return "finished"
+    return "lost"
 
 
 def best_of(directory: Directory, best: KeepBest) -> tuple[float, PublicPosition] | None:

@@ -135,6 +135,9 @@ class _Reader:
             run.story.losses = tuple(run.losses.values())
             self._tell_outcome(run)
             self._tell_ends(run)
+        if runs:
+            last = runs[-1].story
+            last.state = last_state(last.state, self._state)
         kept: Position | None = _END  # what all later runs have left of a run
         for run in reversed(runs):
             close_ledger(run.story, kept)
@@ -244,6 +247,18 @@ class _Reader:
             last = story.epochs[-1]
         if last is not None:
             story.stopped_by = last.stopped_by
+
+
+def last_state(outcome: StateName, log: State) -> StateName:
+    """How the last run ended: "finished" only if the log says so of the newest epoch, too.
+
+    A run finishes after epoch 5, and then `restore` records epoch 8 of an earlier run again. The same
+    command goes on from there, so the job has not finished. Nor has it if the last epoch could not be
+    saved. If no epoch is recorded any more, they were deleted because the job had finished.
+    """
+    if outcome == "finished" and log.latest is not None and not log.is_done:
+        return "stopped"
+    return outcome
 
 
 def close_ledger(story: RunStory, kept: Position | None) -> None:

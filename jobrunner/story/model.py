@@ -14,7 +14,7 @@ StateName = Literal["running", "finished", "stopped", "failed", "lost"]
 OUTCOMES = {
     "running": "is running, or was a moment before",
     "finished": "has finished",
-    "stopped": "was stopped",
+    "stopped": "has ended",
     "failed": "failed",
     "lost": "ended without a word, as after a crash",
 }
@@ -155,9 +155,9 @@ class RunStory:
     environment : mapping
         What it ran on: versions, workers, working directory, command.
     state : str
-        ``"running"``: it may be alive; ``"finished"``: the job ended; ``"stopped"``: it was asked to
-        end early; ``"failed"``: an error ended it; ``"lost"``: it ended without a word, as after a
-        crash.
+        ``"running"``: it may be alive; ``"finished"``: the job ended; ``"stopped"``: the run ended,
+        but not the job; ``"failed"``: an error ended it; ``"lost"``: it ended without a word, as after
+        a crash.
     stopped_by : sequence of str
         What ended the job, as its last record says: names of stop conditions, the limit of epochs,
         or callbacks.

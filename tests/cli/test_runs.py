@@ -165,6 +165,31 @@ def test_commands_on_a_directory_do_not_change_how_its_run_ended(
     assert state(path) == before
 
 
+def test_all_commands_agree_on_whether_a_job_has_finished(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+
+    def told() -> tuple[str, str, bool]:
+        [run], *_, last = ask("ls", tmp_path)["runs"], *ask("stats", path)["runs"]
+        assert run["is_done"] == ask("ls", path)["is_done"]
+        return run["state"], last["state"], run["is_done"]
+
+    record(path, [4.0, 3.0, 2.0, 1.0]).run.end({"outcome": "stopped"})
+    assert told() == ("stopped", "stopped", False)
+    second = record(path, [])
+    second.run.rewind(Position(0), "test")
+    save_epoch(second, Position(2))
+    second.run.finish(Position(2))
+    assert second.run.lock is not None
+    second.run.lock.leave()  # killed before it could end
+    assert told() == ("finished", "finished", True)
+    ask("restore", path, 1)  # epoch 2 stays the newest
+    assert told() == ("finished", "finished", True)
+    third = record(path, [])
+    third.run.end({"outcome": "finished"})
+    ask("restore", path, 3)  # from which the same command goes on
+    assert told() == ("stopped", "stopped", False)
+
+
 def test_what_a_stranger_recorded_is_bounded_and_in_one_line(tmp_path: Path) -> None:
     manager = record(tmp_path / "a", [1.0, 10**400], total=10**40, k=1)
     manager.run.end()

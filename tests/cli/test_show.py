@@ -36,7 +36,7 @@ def test_ls_shows_each_epoch_and_whether_the_job_has_finished(runs: Path) -> Non
     assert [row.split()[0] for row in rows] == ["0", "1", "2", "3"]
     assert rows[1].split()[-2:] == ["paper", "loss=1"]
     assert disk.endswith("what they share is counted once.")
-    assert (end, last) == ("The job has not finished.", "The last run was stopped.")
+    assert (end, last) == ("The job has not finished.", "The last run has ended.")
     told = ask("ls", runs)
     assert (told["path"], told["is_done"], told["runs"]) == (str(runs), False, [])
     assert [epoch["epoch"] for epoch in told["epochs"]] == [0, 1, 2, 3]

@@ -196,6 +196,7 @@ class Simulation:
                 epoch = self.go_back(max(self.saved))
         if end == "finished":
             self.save(epoch, 1)
+            self.log.add(name, DoneEntry, self.now, epoch=Position(epoch))
         for piece in self.unsaved:
             piece.part = "redone"
         self.unsaved.clear()

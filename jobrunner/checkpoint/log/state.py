@@ -308,7 +308,8 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
             if record.histories:
                 self.histories[at, retry] = record.histories
             self.aside.discard((at, retry))
-            self.done = None
+            if self.done is not None and at >= self.done:
+                self.done = None
             if entry.claim is None or self.is_unsure:
                 # These names are in use, whatever entry has claimed them.
                 self.upto = _later(self.upto, at)
