@@ -46,7 +46,7 @@ def refuse_within_checkpoint(path: str | os.PathLike[str]) -> None:
     if "://" in os.fspath(path):
         raise DefinitionError(f"Cannot write {os.fspath(path)}: it is a URL. Name a file.")
     for outer in Path(os.path.realpath(path)).parents:
-        if (outer / LOG_DIRECTORY).is_dir():
+        if os.path.isdir(outer / LOG_DIRECTORY):
             raise DefinitionError(
                 f"{os.fspath(path)} would be within the checkpoint directory {outer}, where only "
                 f"jobrunner's own files belong. Name another directory."

@@ -122,7 +122,8 @@ def open_directory(path: str, *, allow_pickle: bool = False) -> Directory:
         is_file = directory.files.is_taken(directory.path)
     except OSError as error:
         raise errors.CheckpointError(
-            f"Cannot read {directory.path}: {type(error).__name__}: {error}."
+            f"Cannot read {directory.path}: {type(error).__name__}: {error}. Get the right to read it, "
+            f"or name another directory."
         ) from error
     obstacle = ""
     if is_file:

@@ -120,11 +120,13 @@ class Script:
 
 def _import_file(source: str) -> ModuleType:
     path = Path(source)
-    if not path.is_file():
+    try:
+        code = path.read_bytes()
+    except OSError as error:
         raise DefinitionError(
-            f"There is no file {source!r} in {os.getcwd()!r}. Name a Python file or an "
-            f"importable module that defines a job."
-        )
+            f"Cannot read {source!r} in {os.getcwd()!r}: {error.strerror}. Name a Python file that "
+            f"this user may read, or an importable module, that defines a job."
+        ) from error
     # A name of its own: the script may import a package with the name of its file. With "-", so that
     # processes that have not loaded it know the file's name.
     name = SCRIPT_PREFIX + re.sub(r"[^\w-]", "_", path.stem)
@@ -139,7 +141,7 @@ def _import_file(source: str) -> ModuleType:
     try:
         with _explained(f"{source} cannot be imported", str(path)):
             # Not `exec_module`: its cached bytecode may be older than an edit of the last second.
-            exec(compile(path.read_bytes(), str(path), "exec", dont_inherit=True), vars(module))
+            exec(compile(code, str(path), "exec", dont_inherit=True), vars(module))
     except DefinitionError:
         del sys.modules[name]
         raise

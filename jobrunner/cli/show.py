@@ -128,7 +128,10 @@ METRIC_COLUMNS = (
 @main.command("ls")
 @directory_argument
 @click.option(
-    "--last", type=COUNT, metavar="N", help="List only the newest N epochs, or the first N runs."
+    "--last",
+    type=COUNT,
+    metavar="N",
+    help="List only the newest N epochs; of runs, the N that were seen last, or with --best the N best.",
 )
 @click.option(
     "--best",
@@ -241,7 +244,7 @@ def _tell_state(data: Mapping[str, Any], run: RunSummary) -> list[str]:
 def list_runs(
     directory: Directory, search: RunSearch, best: KeepBest | None, last: int | None
 ) -> CommandOutput:
-    """List the runs that were found below a directory, or the first `last`."""
+    """List the runs that were found below a directory, or those `last` that come first."""
     from jobrunner.story import best_of, open_run, summarize_run
 
     path = directory.path
@@ -262,7 +265,7 @@ def list_runs(
     rows = rows[:last]
     lines = draw_runs(rows)
     if len(rows) < len(search.names):
-        lines.append(f"The first {len(rows)} of {counted(len(search.names), 'run')}.")
+        lines.append(f"{len(rows)} of {counted(len(search.names), 'run')} are shown.")
     if not search.is_whole:
         lines.append(f"{path} has too many directories: some were not looked into.")
     if search.unreadable:
@@ -537,8 +540,14 @@ def report_command(*, directory: str, output: str) -> CommandOutput:
 
     check_output(output)
     story = _read(directory)
-    write_report(story, output)
     path = os.path.abspath(output)
+    try:
+        write_report(story, path)
+    except OSError as error:
+        raise DefinitionError(
+            f"Cannot write {path}: {error.strerror}. Name a file that this user may write, on a disk "
+            f"that has room."
+        ) from error
     ledger = _describe_ledger(story.ledger)
     return CommandOutput({"path": story.path, "report": path, "ledger": ledger}, [f"Wrote {path}"])
 

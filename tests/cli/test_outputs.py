@@ -46,6 +46,9 @@ def test_a_file_is_replaced_whole_and_keeps_its_rights(
     with pytest.raises(OSError, match="No space left on device") as error:
         WRITERS[name](runs, target)
     assert error.value.filename == str(target)
+    result = invoke("report", runs, "-o", target)
+    assert result.exit_code == 2
+    assert f"Cannot write {target}: No space left on device. Name a file" in result.stderr
     assert target.read_bytes() == before
     assert os.listdir(target.parent) == [name]
 
@@ -68,6 +71,7 @@ def test_a_link_is_replaced_and_what_it_leads_to_stays(runs: Path, tmp_path: Pat
         ("here", "is no file"),
         ("pipe", "is no file"),
         ("none/report.html", "there is no directory"),
+        (f"{'long' * 100}/report.html", "there is no directory"),  # nor may anybody look for one
         ("s3://KEY:CANARY/x@bucket/dir", "it is a URL"),
     ],
 )

@@ -61,6 +61,15 @@ def test_a_script_without_the_job_is_refused_with_the_place(
         Script(script + name).job()
 
 
+@pytest.mark.parametrize(("name", "reason"), [("gone.py", "No such file"), ("dir.py", "Is a dir")])
+def test_a_script_that_cannot_be_read_is_refused_with_the_reason(
+    tmp_path: Path, name: str, reason: str
+) -> None:
+    (tmp_path / "dir.py").mkdir()
+    with pytest.raises(DefinitionError, match=f"Cannot read .*{name}.*: {reason}.* may read"):
+        Script(str(tmp_path / name))
+
+
 def test_a_module_is_found_in_the_current_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
