@@ -24,7 +24,8 @@ _BLOCKS = [block for page in PAGES for block in blocks(page)]
 _SHELL = [block for block in _BLOCKS if block.language == "console"]
 _EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 _DASK = {"scheduler": dask_scheduler.main, "worker": dask_worker.main}
-_NOT_OURS = {"cd", "sleep", "kill", "chgrp", "chmod", "umask", ".ci/run"}
+_SHELL_WORDS = {"cd", "sleep", "kill", "chgrp", "chmod", "umask", "until", "grep", "do", "done"}
+_NOT_OURS = _SHELL_WORDS | {".ci/run"}
 
 
 def test_every_block_runs_or_says_why_it_does_not() -> None:

@@ -35,6 +35,7 @@ from jobrunner import (
 )
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.workspace.workspace import Workspace
+from tests.cli.directories import invoke
 from tests.jobs import At, Listener, RefusingFiles, count_until, counter
 from tests.saves import save_epoch
 
@@ -233,6 +234,27 @@ def test_a_directory_that_another_run_has_used_meanwhile_is_refused(inproc_sessi
     finally:
         ClosedAtFirst.is_open = False
     assert manager_of(tmp_path).epochs() == [0]
+
+
+def test_a_run_from_which_prune_took_the_directory_while_it_slept_records_nothing_more(
+    inproc_session, tmp_path
+):
+    class Sleep:
+        def on_epoch(self, epoch, seconds, metrics):
+            if epoch == 3:
+                options = ("--keep-last", 1, "--take-over")  # as it does after 15 seconds
+                assert invoke("prune", manager.path, *options).exit_code == 0
+
+    manager = manager_of(tmp_path, asynchronous=False)
+    runner = JobRunner(counter(5), manager, callbacks=[Sleep()])
+    with pytest.raises(CommitConflictError, match="Another run .* has taken over"):
+        runner.run(inproc_session)
+    again = manager_of(tmp_path)
+    assert again.epochs() == [2]
+    result = JobRunner(counter(5), again).run(inproc_session)
+    assert (result.resumed_from, inproc_session.fetch(Node("a")["n"])) == (2, 5)
+    for epoch in again.epochs():
+        again.verify(epoch)
 
 
 def test_a_run_begins_from_another_directory_and_keeps_its_own(inproc_session, tmp_path):

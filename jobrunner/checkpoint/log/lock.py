@@ -188,7 +188,13 @@ def refuse_if_alive(
                 f"ended, stop it, or choose another directory. To take the directory over: "
                 f"take_over=True for the checkpoint manager, --take-over on the command line."
             )
-    logger.warning("Taking %s over from %s, silent for %g s.", path, holder, silence_seconds)
+    logger.warning(
+        "Taking %s over from %s, silent for %g s. If it was only suspended, it records nothing more "
+        "when it wakes, and ends with CommitConflictError.",
+        path,
+        holder,
+        silence_seconds,
+    )
 
 
 @dataclass(frozen=True, slots=True)
