@@ -17,32 +17,21 @@ MOST_SECONDS, MOST_BYTES = 2, 256 << 20
 
 
 @pytest.fixture(scope="module")
-def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What became of all cases that are asked for, in one process with little memory."""
-    names = [
-        it.callspec.params["name"]
-        for it in request.session.items
-        if hasattr(it, "callspec") and it.path == request.path
-    ]
-    output = tmp_path_factory.mktemp("strangers") / "found.json"
-    with output.open("w") as file:
-        subprocess.run(
-            [sys.executable, "-m", "tests.checkpoint.strangers", *names],
-            cwd=Path(__file__).parents[2],
-            stdout=file,
-            check=True,
-        )
-    return json.loads(output.read_text())
+def ends() -> Any:
+    """What became of all cases, in one process with little memory."""
+    command = [sys.executable, "-m", "tests.checkpoint.strangers"]
+    root = Path(__file__).parents[2]
+    return json.loads(subprocess.run(command, cwd=root, stdout=subprocess.PIPE, check=True).stdout)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_strangers_store_is_read_or_refused(name: str, found: Any) -> None:
-    has_run = found[name].pop("ran")
+def test_a_strangers_store_is_read_or_refused(name: str, ends: Any) -> None:
+    has_run = ends[name].pop("ran")
     assert not has_run
-    for way, about in found[name].items():
-        assert isinstance(about["told"], str | None), (way, about)
-        assert about["seconds"] < MOST_SECONDS, (way, about)
-        assert about["bytes"] < MOST_BYTES, (way, about)
-    told, expected = found[name]["load"]["told"], CASES[name][0]
+    for way, end in ends[name].items():
+        assert isinstance(end["told"], str | None), (way, end)
+        assert end["seconds"] < MOST_SECONDS, (way, end)
+        assert end["bytes"] < MOST_BYTES, (way, end)
+    told, expected = ends[name]["load"]["told"], CASES[name][0]
     assert bool(told) == bool(expected), told
     assert re.search(expected, told or ""), told

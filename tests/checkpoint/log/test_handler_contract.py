@@ -1,13 +1,10 @@
-"""The contract of metadata handlers, shown by ours and another, and caught by ones that break it."""
+"""The contract of metadata handlers, shown by ours, and caught by ones that break it."""
 
 from __future__ import annotations
 
-import json
-import sqlite3
+import shutil
 import time
-import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -20,68 +17,26 @@ from jobrunner.testing import FaultyObjects
 from jobrunner.testing.contracts import MetadataHandlerContract
 
 
-class SqliteMetadataHandler:
-    """The log as a table; its primary key is what lets nobody share a number."""
+class TestFileMetadataHandler(MetadataHandlerContract):
+    @staticmethod
+    def make_handler(directory: str) -> FileMetadataHandler:
+        return FileMetadataHandler()
 
-    def __init__(self, database: Path) -> None:
-        self._database = database
-
-    def _connect(self) -> closing[sqlite3.Connection]:
-        connection = sqlite3.connect(self._database, timeout=60)
-        connection.execute("CREATE TABLE IF NOT EXISTS log (number INTEGER PRIMARY KEY, entry)")
-        return closing(connection)
-
-    def set_params(self, path: str, node_names: Sequence[str]) -> None:
-        pass
-
-    def append(self, entry: Entry) -> bool:
-        row = (entry["number"], json.dumps(entry))
-        with self._connect() as connection, connection:
-            done = connection.execute("INSERT OR IGNORE INTO log VALUES (?, ?)", row)
-            return done.rowcount == 1
-
-    def last_number(self) -> int:
-        with self._connect() as connection:
-            (number,) = connection.execute("SELECT max(number) FROM log").fetchone()
-        return -1 if number is None else number
-
-    def entries(self, first: int = 0) -> Iterator[Entry]:
-        query = "SELECT entry FROM log WHERE number >= ? ORDER BY number"
-        with self._connect() as connection:
-            for (text,) in connection.execute(query, (first,)):
-                yield json.loads(text)
-
-
-class Contract(MetadataHandlerContract):
     @pytest.mark.nightly  # every day, threads compete for a file
     def test_one_of_several_processes_gets_each_number(self, tmp_path: Path) -> None:
         super().test_one_of_several_processes_gets_each_number(tmp_path)
 
 
-class TestFileMetadataHandler(Contract):
-    @staticmethod
-    def make_handler(directory: str) -> FileMetadataHandler:
-        return FileMetadataHandler()
-
-
-class TestSqliteMetadataHandler(Contract):
-    @staticmethod
-    def make_handler(directory: str) -> SqliteMetadataHandler:
-        return SqliteMetadataHandler(Path(directory) / "log.sqlite")
-
-
-class TestFileMetadataHandlerOnObjects(Contract):
+class TestFileMetadataHandlerOnObjects(TestFileMetadataHandler):
     @staticmethod
     def make_handler(directory: str) -> FileMetadataHandler:
         return FileMetadataHandler(FaultyObjects(directory, f"{directory}/objects"))
 
 
-class Overwrites(SqliteMetadataHandler):
+class Overwrites(FileMetadataHandler):
     def append(self, entry: Entry) -> bool:
-        with self._connect() as connection, connection:
-            row = (entry["number"], json.dumps(entry))
-            connection.execute("INSERT OR REPLACE INTO log VALUES (?, ?)", row)
-        return True
+        Path(self.path_of(entry["number"])).unlink(missing_ok=True)
+        return super().append(entry)
 
 
 class LooksFirst(Overwrites):
@@ -92,21 +47,21 @@ class LooksFirst(Overwrites):
         return super().append(entry)
 
 
-class Backwards(SqliteMetadataHandler):
+class Backwards(FileMetadataHandler):
     def entries(self, first: int = 0) -> Iterator[Entry]:
         return iter([*super().entries(first)][::-1])
 
 
-class MakesTheDirectory(SqliteMetadataHandler):
+class MakesTheDirectory(FileMetadataHandler):
     def set_params(self, path: str, node_names: Sequence[str]) -> None:
+        super().set_params(path, node_names)
         Path(path).mkdir(exist_ok=True)
 
 
-class StartsAnew(SqliteMetadataHandler):
-    """What it keeps, it keeps to itself."""
-
-    def __init__(self, database: Path) -> None:
-        super().__init__(database.with_name(f"{uuid.uuid4().hex}.sqlite"))
+class StartsAnew(FileMetadataHandler):
+    def set_params(self, path: str, node_names: Sequence[str]) -> None:
+        super().set_params(path, node_names)
+        shutil.rmtree(path, ignore_errors=True)
 
 
 BROKEN = {
@@ -118,9 +73,9 @@ BROKEN = {
 }
 
 
-def make_broken(name: str, directory: str) -> SqliteMetadataHandler:
+def make_broken(name: str, directory: str) -> FileMetadataHandler:
     """A function that other processes find by its name."""
-    return BROKEN[name](Path(directory) / "log.sqlite")
+    return BROKEN[name]()
 
 
 @pytest.mark.parametrize(
