@@ -253,7 +253,7 @@ CASES: dict[str, tuple[str, Change]] = {
     "shape: of text": (r"`int`, got", lambda it: it.described["w"].update(shape=["3", 4])),
     "shape: no items, and long axes": ("", forge(files=[], shape=[1 << 33, 0], chunk_shape=[1, 1])),
     "shape: a product that overflows": (
-        "does not fit into memory",
+        "an array of shape .* does not fit into memory",
         forge(files=[], shape=[0, 1 << 62, 1 << 62], chunk_shape=[1, 1, 1]),
     ),
     "shape: compressed, beyond what its file can hold": (
