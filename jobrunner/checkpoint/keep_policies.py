@@ -77,16 +77,16 @@ class _JoinsRetention:
 
     __slots__ = ()
 
-    def __or__(self, other: RetentionPolicy) -> KeepAny:
-        if not isinstance(other, RetentionPolicy):
+    def __or__(self, policy: RetentionPolicy) -> KeepAny:
+        if not isinstance(policy, RetentionPolicy):
             return NotImplemented
-        return KeepAny((self, other))  # type: ignore[arg-type]  # every subclass has `retires`
+        return KeepAny((self, policy))  # type: ignore[arg-type]  # every subclass has `retires`
 
-    def __ror__(self, other: RetentionPolicy) -> KeepAny:
+    def __ror__(self, policy: RetentionPolicy) -> KeepAny:
         """For a user's policy on the left, which may have no ``|`` of its own."""
-        if not isinstance(other, RetentionPolicy):
+        if not isinstance(policy, RetentionPolicy):
             return NotImplemented
-        return KeepAny((other, self))  # type: ignore[arg-type]
+        return KeepAny((policy, self))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)

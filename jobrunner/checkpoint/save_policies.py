@@ -140,16 +140,16 @@ class _JoinsSaves:
 
     __slots__ = ()
 
-    def __or__(self, other: SavePolicy) -> AnyOf:
-        if not isinstance(other, SavePolicy):
+    def __or__(self, policy: SavePolicy) -> AnyOf:
+        if not isinstance(policy, SavePolicy):
             return NotImplemented
-        return AnyOf((self, other))  # type: ignore[arg-type]  # every subclass has `is_due`
+        return AnyOf((self, policy))  # type: ignore[arg-type]  # every subclass has `is_due`
 
-    def __ror__(self, other: SavePolicy) -> AnyOf:
+    def __ror__(self, policy: SavePolicy) -> AnyOf:
         """For a user's policy on the left, which may have no ``|`` of its own."""
-        if not isinstance(other, SavePolicy):
+        if not isinstance(policy, SavePolicy):
             return NotImplemented
-        return AnyOf((other, self))  # type: ignore[arg-type]
+        return AnyOf((policy, self))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,11 +124,11 @@ class Binding:
         """Whether some workers that the scheduler can reach could not reach each other."""
         return self._leases.is_cut or bool(self._members.cut)
 
-    def check_fit(self, sizes: Mapping[str, int], what: str) -> None:
+    def check_fit(self, sizes: Mapping[str, int], subject: str) -> None:
         """Refuse blobs that exceed workers' memory; see `placement.check_fit`."""
         workers = self._members.workers
         limits = {address: worker.info.limit_bytes for address, worker in workers.items()}
-        check_fit(sizes, self.placement, limits, get_number("memory-share"), what)
+        check_fit(sizes, self.placement, limits, get_number("memory-share"), subject)
 
     @property
     def least_memory_bytes(self) -> int:
@@ -273,7 +273,7 @@ class Binding:
         *,
         to_keeper: bool = False,
         channel: str = "apply",
-        what: str = "a call on the workers",
+        activity: str = "a call on the workers",
         deadline_seconds: float | None = None,
     ) -> dict[str, Any]:
         """Call ``fn(workspaces)`` once on each worker in use; returns by address.
@@ -283,10 +283,12 @@ class Binding:
 
         `fn` must be picklable and runs in a thread. Its exception is raised here, the first worker's
         if there are several. Meanwhile other threads of the client may run groups and call on other
-        channels. Errors name the call `what`. After the deadline an `ExecutionError` is raised, but
+        channels. Errors name the call `activity`. After the deadline an `ExecutionError` is raised, but
         `fn` continues.
         """
-        request = Request("apply", channel=channel, what=what, deadline_seconds=deadline_seconds)
+        request = Request(
+            "apply", channel=channel, activity=activity, deadline_seconds=deadline_seconds
+        )
         if to_keeper:
             return self._apply(request, partial(call_keeper, fn))
         return self._apply(request, partial(call_on_workspaces, fn))
@@ -298,7 +300,7 @@ class Binding:
         says how much that takes. `factory` must be picklable.
         """
         self.capture_bytes.clear()
-        request = Request("apply", channel="keeper", what="making room for saves")
+        request = Request("apply", channel="keeper", activity="making room for saves")
         self._apply(request, partial(install_keeper, factory))
 
     def abort(self, reason: str = "the client asked for it") -> None:
@@ -322,7 +324,7 @@ class Binding:
         parcel = Parcel(plans, self.placement)
         if all(key in self._groups and self._groups[key].digest == parcel.digest for key in plans):
             return
-        request = Request("apply", what="sending tasks to the workers")
+        request = Request("apply", activity="sending tasks to the workers")
         for address, slices in parcel.by_worker.items():
             work = partial(add_groups, parcel.groups, slices)
             request.per_worker[address] = {"fn": pickle_function(work, "A group")}
@@ -357,9 +359,9 @@ class Binding:
             transient = sorted(self.plan.transient.get(node.name, ()))
             histories = dict(self.plan.histories.get(node.name, {}))
             new[placed[node.name]][node.name] = NewNode(node.stream, transient, histories)
-        request = Request("apply", what="placing nodes")
-        for address, about in new.items():
-            work = pickle_function(partial(add_nodes, about), "A node")
+        request = Request("apply", activity="placing nodes")
+        for address, new_nodes in new.items():
+            work = pickle_function(partial(add_nodes, new_nodes), "A node")
             request.per_worker[address] = {"fn": work, "lease": leases.get(address, "")}
         request.deadline_seconds = max(0.0, deadline - time.monotonic())
         try:

@@ -95,14 +95,14 @@ class BlobOfNodes:
             keys.update(parts[-1])
         addresses = {placement[node] for chunk in chunks for node in chunk}
         run = partial(self._scheduler.run, patience=LEND_SECONDS)
-        held = self._binding.sync(run, lend_blob, addresses, self._binding.name, self._blob, keys)
-        for address, sizes in held.items():
+        lent = self._binding.sync(run, lend_blob, addresses, self._binding.name, self._blob, keys)
+        for address, sizes in lent.items():
             if not isinstance(sizes, dict):
                 raise ExecutionError(
                     f"Worker {address} could not lend blob {self._blob!r} to Dask: "
                     f"{sizes or 'it has restarted'}."
                 )
-        futures = self._binding.sync(adopted_futures, self._scheduler.client, held)
+        futures = self._binding.sync(adopted_futures, self._scheduler.client, lent)
         pieces = []
         for chunk, part in zip(chunks, parts, strict=True):
             order = [*chain.from_iterable(part.values())]

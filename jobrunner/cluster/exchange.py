@@ -108,12 +108,12 @@ class Members:
         lost = dict(self.lost)
         # A worker that is only unreachable was not killed by a task.
         died = [address for address in lost if address not in self.cut]
-        each = [self._describe_loss(address, how) for address, how in lost.items()]
-        who = f"worker {each[0]}"
-        if len(each) > 1:
-            who = f"{len(each)} workers: {'; '.join(each)}"
+        descriptions = [self._describe_loss(address, how) for address, how in lost.items()]
+        workers = f"worker {descriptions[0]}"
+        if len(descriptions) > 1:
+            workers = f"{len(descriptions)} workers: {'; '.join(descriptions)}"
         return NodeLostError(
-            f"Lost{_at(epoch)}: {who}. The workspaces of their nodes are gone.",
+            f"Lost{_at(epoch)}: {workers}. The workspaces of their nodes are gone.",
             nodes=self.nodes_on(lost),
             worker=next(iter(lost)),
             epoch=epoch,
@@ -142,7 +142,7 @@ class Request:
     number: int = 0  # the same number counts once
     deadline_seconds: float | None = None  # for the whole operation
     group: str = ""  # for errors
-    what: str = ""  # for errors, if it does not run a group
+    activity: str = ""  # for errors, if it does not run a group
     epoch: int | None = None  # for errors
     has_steps: bool = False  # for errors: it runs steps of an epoch
 
@@ -191,15 +191,15 @@ class Request:
 
     def late(self, nodes: Sequence[str], running: Sequence[str]) -> ExecutionError:
         """The error for a passed deadline."""
-        what = self._name()
+        name = self._name()
         return ExecutionError(
-            f"{what[0].upper()}{what[1:]} did not end within {self.deadline_seconds:g} s"
+            f"{name[0].upper()}{name[1:]} did not end within {self.deadline_seconds:g} s"
             f"{_at(self.epoch)}. Still waiting for {listed(map(repr, nodes))} (running: "
             f"{listed(running)}). Check what blocks them, or allow more time."
         )
 
     def _name(self) -> str:
-        return self.what or f"the {self.group} group"
+        return self.activity or f"the {self.group} group"
 
     def _failed(self, reply: Reply, failure: Failure, job: str) -> BaseException:
         epoch = self.epoch
@@ -243,13 +243,13 @@ def _at(epoch: int | None) -> str:
     return "" if epoch is None else f" at epoch {epoch}"
 
 
-def pickle_function(fn: Any, what: str) -> bytes:
+def pickle_function(fn: Any, subject: str) -> bytes:
     """Pickle a function for the workers; `DefinitionError` if it cannot be pickled."""
     try:
         return dumps_definitions(fn)
     except Exception as error:
         raise DefinitionError(
-            f"{what} cannot be pickled, so no worker can run it: {type(error).__name__}: {error}. "
+            f"{subject} cannot be pickled, so no worker can run it: {type(error).__name__}: {error}. "
             f"Create files, sockets, locks and models on a GPU inside the function."
         ) from error
 
@@ -342,12 +342,12 @@ def exchange(
     started = now
     warn_seconds = WARN_SECONDS
     wait_seconds = FIRST_WAIT_SECONDS
-    asked = [*addresses]
+    recipients = [*addresses]
     unstarted = set(addresses)  # they may not have got the first message
     replies: dict[str, Reply] = {}
     while True:
-        mailings = request.mailings(asked, unstarted, wait_seconds)
-        heard = yield Ask(mailings, asked, wait_seconds)
+        mailings = request.mailings(recipients, unstarted, wait_seconds)
+        heard = yield Ask(mailings, recipients, wait_seconds)
         unstarted.clear()
         for address, answer in heard.answers.items():
             if isinstance(answer, BaseException):
@@ -387,7 +387,7 @@ def exchange(
         if len(replies) == len(addresses):
             return {address: replies[address] for address in addresses}
         pending: list[str] = []
-        asked = []
+        recipients = []
         for address in addresses:
             reply_here = replies.get(address)
             if reply_here is None:
@@ -395,17 +395,17 @@ def exchange(
             # A worker is "done" before others have its values, and sending these may still fail. Then
             # others wait for them, and only the sender can say of whom they could not be taken.
             if reply_here is None or (is_run and reply_here.status == "done"):
-                asked.append(address)
-        if is_run and len(asked) < len(addresses) and not is_aborted:
+                recipients.append(address)
+        if is_run and len(recipients) < len(addresses) and not is_aborted:
             is_aborted = True
             heard = yield Abort(pending, "another worker's part has failed")
         wait_seconds = POLL_SECONDS
         now = heard.now
-        if request.what and now - started > warn_seconds:
+        if request.activity and now - started > warn_seconds:
             warn_seconds *= 2
             late = listed(map(repr, members.nodes_on(pending)))
-            taken = f"{request.what.capitalize()} has taken {now - started:.0f} s"
-            logger.warning("%s. Still waiting for %s.", taken, late)
+            delay = f"{request.activity.capitalize()} has taken {now - started:.0f} s"
+            logger.warning("%s. Still waiting for %s.", delay, late)
         if request.deadline_seconds is not None:
             left = request.deadline_seconds - (now - started)
             if left <= 0:

@@ -252,7 +252,7 @@ class Leases:
             unfit |= await self._scheduler.find_unfit(new - unfit.keys())
             if unfit:
                 logger.warning("%s", describe_unfit(unfit))
-            self._unfit = {a: why for a, why in self._unfit.items() if a not in new} | unfit
+            self._unfit = {a: reason for a, reason in self._unfit.items() if a not in new} | unfit
         workers = [w for w in workers if w.address not in self._unfit]
         addresses = frozenset(w.address for w in workers)
         if self.is_cut and not addresses <= self._checked:
@@ -273,9 +273,9 @@ class Leases:
         cuts: set[frozenset[str]] = set()
         for address, unreachable in answers.items():
             if isinstance(unreachable, list):
-                for other in addresses:
-                    if other in unreachable:
-                        cuts.add(frozenset((address, other)))
+                for peer in addresses:
+                    if peer in unreachable:
+                        cuts.add(frozenset((address, peer)))
         return cuts
 
     # ---- reserving

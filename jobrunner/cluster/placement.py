@@ -118,24 +118,24 @@ class _Placing:
         What is left once shares are rounded down goes to workers whose share was rounded: to those that
         have the fewest nodes of other kinds.
         """
-        rest = [node for node in members if node.name not in self.placed]
+        unplaced = [node for node in members if node.name not in self.placed]
         present = self._load_by_kind.setdefault(kind, Counter())
-        count = len(rest) + present.total()
+        count = len(unplaced) + present.total()
         threads = sum(worker.nthreads for worker in self._workers)
         shares = {w.address: count * w.nthreads // threads for w in self._workers}
 
         def fullness(worker: WorkerInfo) -> float:
             address = worker.address
-            others = self._load[address] - present[address]
-            return (others + shares[address]) / worker.nthreads
+            load_by_others = self._load[address] - present[address]
+            return (load_by_others + shares[address]) / worker.nthreads
 
         rounded = [w for w in self._workers if count * w.nthreads % threads]
         for worker in sorted(rounded, key=fullness)[: count - sum(shares.values())]:
             shares[worker.address] += 1
-        rest = self._place_near(rest, shares, present)
+        unplaced = self._place_near(unplaced, shares, present)
         for worker in self._workers:
             missing = max(0, shares[worker.address] - present[worker.address])
-            block, rest = rest[:missing], rest[missing:]
+            block, unplaced = unplaced[:missing], unplaced[missing:]
             for node in block:
                 self.put(node, worker)
 
@@ -183,21 +183,21 @@ def within_reach(
 
     The group with most threads comes first; the others are for nodes that it does not suit.
     """
-    apart: dict[str, set[str]] = {worker.address: set() for worker in workers}
-    for one, other in map(tuple, cuts):
-        if one in apart and other in apart:
-            apart[one].add(other)
-            apart[other].add(one)
+    unreachable: dict[str, set[str]] = {worker.address: set() for worker in workers}
+    for first, second in map(tuple, cuts):
+        if first in unreachable and second in unreachable:
+            unreachable[first].add(second)
+            unreachable[second].add(first)
     sides: list[list[WorkerInfo]] = []
-    seen: set[str] = set()
+    on_sides: set[str] = set()
     for worker in workers:
-        if worker.address not in seen:
+        if worker.address not in on_sides:
             side = {worker.address}
             # First those with the fewest cuts, which shut out the fewest others.
-            for address in sorted(apart, key=lambda other: len(apart[other])):
-                if not apart[address] & side:
+            for address in sorted(unreachable, key=lambda address: len(unreachable[address])):
+                if not unreachable[address] & side:
                     side.add(address)
-            seen |= side
+            on_sides |= side
             sides.append([w for w in workers if w.address in side])
     return sorted(sides, key=lambda side: -sum(w.nthreads for w in side))
 
@@ -207,7 +207,7 @@ def check_fit(
     placement: Mapping[str, str],
     limits: Mapping[str, int],
     share: float,
-    what: str,
+    subject: str,
 ) -> None:
     """Raise a `PlacementError` if blobs of those sizes, by node, would exceed a worker's memory.
 
@@ -225,7 +225,7 @@ def check_fit(
         worst = max(full, key=full.__getitem__)
         nodes = by_worker[worst]
         raise PlacementError(
-            f"{what} does not fit: it would fill {len(full)} of {len(by_worker)} workers beyond "
+            f"{subject} does not fit: it would fill {len(full)} of {len(by_worker)} workers beyond "
             f"{share:.0%} of their memory. The fullest is {worst}, with "
             f"{format_bytes(sum(nodes.values()))} in "
             f"{len(nodes)} nodes and a limit of {format_bytes(limits[worst])}: {largest(nodes)}. "
@@ -237,11 +237,11 @@ def check_fit(
 def _explain(
     node: PlannedNode, workers: Sequence[WorkerInfo], free: Mapping[str, Mapping[str, float]]
 ) -> str:
-    asked = []
+    wishes = []
     if node.workers:
-        asked.append(f"workers {list(node.workers)}")
+        wishes.append(f"workers {list(node.workers)}")
     if node.resources:
-        asked.append(f"resources {dict(node.resources)}")
+        wishes.append(f"resources {dict(node.resources)}")
     lines = []
     for worker in workers:
         offered = f"resources {dict(worker.resources) or 'none'}"
@@ -249,7 +249,7 @@ def _explain(
             offered += f", of which free {dict(free[worker.address])}"
         lines.append(f"{worker.address} (name {worker.name!r}, host {worker.host}, {offered})")
     return (
-        f"No worker suits node {node.name!r}: it requires {' and '.join(asked)}, and the "
+        f"No worker suits node {node.name!r}: it requires {' and '.join(wishes)}, and the "
         f"{len(workers)} workers are: {listed(lines, 10, '; ')}. Start a suitable worker, or change "
         f"what Node({node.name!r}) requires."
     )

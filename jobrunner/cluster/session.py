@@ -379,32 +379,32 @@ class Session:
         self._connection.reconnect(self._address, wait_seconds)
 
     @contextmanager
-    def exclusive(self, what: str) -> Iterator[None]:
+    def exclusive(self, activity: str) -> Iterator[None]:
         """Reserve the session for one runner; `ExecutionError` if another one runs in it."""
         with self._lock:
             if self._runner is not None:
                 raise ExecutionError(
-                    f"{what} cannot start: {self._runner[0]} runs in this session, and a session "
+                    f"{activity} cannot start: {self._runner[0]} runs in this session, and a session "
                     f"has one runner at a time. Wait until it ends, or make another session of the "
                     f"same client."
                 )
-            self._runner = (what, threading.get_ident())
+            self._runner = (activity, threading.get_ident())
         try:
             yield
         finally:
             self._runner = None
 
     @contextmanager
-    def _operation(self, what: str) -> Iterator[None]:
+    def _operation(self, activity: str) -> Iterator[None]:
         if self._is_closed:
             raise ExecutionError(
-                f"The {what} cannot start: this session is closed. Make a new one; workspaces end with their "
+                f"The {activity} cannot start: this session is closed. Make a new one; workspaces end with their "
                 f"session."
             )
         if self._runner is not None and self._runner[1] == threading.get_ident():
             yield  # a part of what the runner does
             return
-        with self.exclusive(f"The {what}"):
+        with self.exclusive(f"The {activity}"):
             yield
 
     def _extend(self, nodes: Sequence[PlannedNode]) -> Binding:

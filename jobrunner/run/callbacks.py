@@ -155,11 +155,11 @@ class Callbacks:
     """The callbacks of one run."""
 
     def __init__(self, callbacks: Sequence[object]) -> None:
-        self._enders: list[Any] = [it for it in callbacks if getattr(it, "ends_by", "")]
+        self._enders: list[Any] = [ender for ender in callbacks if getattr(ender, "ends_by", "")]
         self._handlers = {name: _handlers(callbacks, name) for name in _METHODS}
         self._failed: set[tuple[int, str]] = set()  # callbacks and methods
         of_epochs = self._handlers["on_epoch_start"] + self._handlers["on_epoch"]
-        self.are_passive = all(getattr(it, "is_passive", False) for it, _ in of_epochs)
+        self.are_passive = all(getattr(callback, "is_passive", False) for callback, _ in of_epochs)
         """Whether none of them must be called between two epochs."""
         self.hear_steps = bool(self._handlers["on_step_start"] or self._handlers["on_step"])
 
@@ -238,12 +238,12 @@ def _handlers(
 ) -> list[tuple[object, Callable[..., object]]]:
     """The callbacks that have a method `event` of their own, and that method."""
     empty = getattr(Callback, event)
-    found = ((callback, getattr(callback, event, None)) for callback in callbacks)
-    return [
-        (callback, handle)
-        for callback, handle in found
-        if handle is not None and getattr(handle, "__func__", None) is not empty
-    ]
+    handlers = []
+    for callback in callbacks:
+        handle = getattr(callback, event, None)
+        if handle is not None and getattr(handle, "__func__", None) is not empty:
+            handlers.append((callback, handle))
+    return handlers
 
 
 def _ends_job(callback: Any) -> bool:

@@ -66,9 +66,9 @@ class Losses:
             f"That was loss {len(self.in_a_row)} in a row with no epoch recorded in between; "
             f"max_restarts is {self.limit}."
         )
-        first, *others = self.in_a_row
-        suspects = set(first).intersection(*others)
-        if not (suspects and others):
+        first, *later = self.in_a_row
+        suspects = set(first).intersection(*later)
+        if not (suspects and later):
             return count
         return f"{count} Running each time: {', '.join(sorted(suspects))}."
 

@@ -34,28 +34,28 @@ Differences = Iterator[Difference]
 _LONGEST = 40  # characters of a value that is shown
 
 
-def compare_checkpoints(one: Checkpoint, other: Checkpoint) -> tuple[dict[str, Any], str]:
+def compare_checkpoints(first: Checkpoint, second: Checkpoint) -> tuple[dict[str, Any], str]:
     """Compare all blobs of all nodes; returns data for JSON, and a text.
 
     Blobs with equal digests are not read. ``only_in_a`` and ``only_in_b`` name a node or
     ``node/blob``; each of ``differences`` has ``node``, ``blob``, ``where`` (in the blob), ``what``,
     and for numbers ``max_abs``.
     """
-    common = [node for node in one if node in other]
-    for checkpoint in (one, other):
+    common = [node for node in first if node in second]
+    for checkpoint in (first, second):
         checkpoint.read_ahead(common)
-    only_in_a, only_in_b = _only_in(one, other), _only_in(other, one)
+    only_in_a, only_in_b = _only_in(first, second), _only_in(second, first)
     differences: list[Difference] = []
     num_equal = num_different = 0
     for node in common:
-        for blob in one[node]:
-            if blob not in other[node]:
+        for blob in first[node]:
+            if blob not in second[node]:
                 continue
-            if one[node].digest(blob) == other[node].digest(blob):
+            if first[node].digest(blob) == second[node].digest(blob):
                 num_equal += 1
             else:
                 num_different += 1
-                differences += _compare_blob(one, other, node, blob)
+                differences += _compare_blob(first, second, node, blob)
     data = {
         "is_equal": not (differences or only_in_a or only_in_b),
         "num_equal": num_equal,
@@ -72,25 +72,25 @@ def compare_checkpoints(one: Checkpoint, other: Checkpoint) -> tuple[dict[str, A
     return data, "\n".join(printable(line, kept="") for line in lines)
 
 
-def _only_in(one: Checkpoint, other: Checkpoint) -> list[str]:
+def _only_in(first: Checkpoint, second: Checkpoint) -> list[str]:
     names = []
-    for node in one:
-        if node not in other:
+    for node in first:
+        if node not in second:
             names.append(node)
         else:
-            names += [f"{node}/{blob}" for blob in one[node] if blob not in other[node]]
+            names += [f"{node}/{blob}" for blob in first[node] if blob not in second[node]]
     return names
 
 
-def _compare_blob(one: Checkpoint, other: Checkpoint, node: str, blob: str) -> list[Difference]:
-    a, b = one[node].stored(blob), other[node].stored(blob)
+def _compare_blob(first: Checkpoint, second: Checkpoint, node: str, blob: str) -> list[Difference]:
+    a, b = first[node].stored(blob), second[node].stored(blob)
     try:
         differences = compare_stored(a, b)
     except CheckpointError:
         raise
     except Exception as error:  # the tree is none that jobrunner writes
         raise CheckpointCorruptError(
-            f"Blob {blob!r} in {one[node].path} or in {other[node].path} has an invalid value: "
+            f"Blob {blob!r} in {first[node].path} or in {second[node].path} has an invalid value: "
             f"{type(error).__name__}: {error}."
         ) from error
     return [{"node": node, "blob": blob, **difference} for difference in differences]
@@ -109,17 +109,17 @@ def count_equal(equal: int, different: int) -> str:
 # ---- values in memory
 
 
-def compare_values(one: Any, other: Any, codecs: Sequence[Codec] = ()) -> list[Difference]:
+def compare_values(first: Any, second: Any, codecs: Sequence[Codec] = ()) -> list[Difference]:
     """All differences between two values in anything that a save records."""
-    encoded = [_encode(value, codecs) for value in (one, other)]
+    encoded = [_encode(value, codecs) for value in (first, second)]
     if digest_blob(encoded[0]) == digest_blob(encoded[1]):
         return []
     # One of them may have been loaded, and equal objects may be one object, or pickle otherwise,
     # only after a load.
-    again = [_encode(_decode(blob, codecs), codecs) for blob in encoded]
-    if digest_blob(again[0]) == digest_blob(again[1]):
+    reloaded = [_encode(_decode(blob, codecs), codecs) for blob in encoded]
+    if digest_blob(reloaded[0]) == digest_blob(reloaded[1]):
         return []
-    return compare_stored(*map(_as_stored, again))
+    return compare_stored(*map(_as_stored, reloaded))
 
 
 def _encode(value: Any, codecs: Sequence[Codec]) -> EncodedBlob:
@@ -146,9 +146,9 @@ def _decode(blob: EncodedBlob, codecs: Sequence[Codec]) -> Any:
 # ---- stored values
 
 
-def compare_stored(one: StoredValue, other: StoredValue) -> list[Difference]:
+def compare_stored(first: StoredValue, second: StoredValue) -> list[Difference]:
     """The differences between two stored values that are not equal; see `compare_checkpoints`."""
-    differences = list(_compare(_outline(one), _outline(other), ""))
+    differences = list(_compare(_outline(first), _outline(second), ""))
     if not differences:
         # An outline does not show all: neither the order of keys, nor what a pickle holds.
         problem = "the pickles or the order of keys differ, and the values may be equal"
@@ -212,13 +212,13 @@ def _items(value: Any) -> dict[str, Any]:
     return {show(key): item for key, item in zip(keys, items, strict=True)}
 
 
-def _compare_arrays(one: Any, other: Any, where: str) -> Differences:
+def _compare_arrays(first: Any, second: Any, where: str) -> Differences:
     for name in ("dtype", "shape"):
-        a, b = getattr(one, name), getattr(other, name)
+        a, b = getattr(first, name), getattr(second, name)
         if a != b:
             yield {"where": where, "what": f"{name}: {a} and {b}"}
             return
-    a, b = np.ascontiguousarray(one).reshape(-1), np.ascontiguousarray(other).reshape(-1)
+    a, b = np.ascontiguousarray(first).reshape(-1), np.ascontiguousarray(second).reshape(-1)
     if a.dtype.kind in "biufcmMV":  # to the bit: NaN is equal to NaN, and 0.0 is not to -0.0
         bits = f"V{a.dtype.itemsize}"
         differs = a.view(bits) != b.view(bits)
@@ -242,10 +242,10 @@ def _compare_arrays(one: Any, other: Any, where: str) -> Differences:
 # ---- runs
 
 
-def compare_runs(one: Directory, other: Directory) -> tuple[dict[str, Any], str]:
+def compare_runs(first: Directory, second: Directory) -> tuple[dict[str, Any], str]:
     """Tell where two runs part; returns data for JSON, and how the blobs differ, as text.
 
-    Of the data, ``changes`` says how the job of `other` differs from that of `one`, or is None if
+    Of the data, ``changes`` says how the job of `second` differs from that of `first`, or is None if
     their logs do not say what they were; ``metrics`` are those of the first epoch at which they
     differ, as ``epoch``, ``a`` and ``b``; ``differ_at`` is the first epoch whose blobs differ, and
     ``num_compared`` the number of epochs compared up to there; ``difference`` is what
@@ -254,8 +254,8 @@ def compare_runs(one: Directory, other: Directory) -> tuple[dict[str, Any], str]
     Runs may part and meet again, so epochs are compared one after another, from the first. Of those
     whose digests are equal, nothing but the log is read.
     """
-    mine, theirs = one.snapshot(), other.snapshot()
-    plans = _last_plan(one, mine), _last_plan(other, theirs)
+    mine, theirs = first.snapshot(), second.snapshot()
+    plans = _last_plan(first, mine), _last_plan(second, theirs)
     data: dict[str, Any] = {
         "changes": changes(*plans) if all(plans) else None,
         "metrics": None,
@@ -263,8 +263,8 @@ def compare_runs(one: Directory, other: Directory) -> tuple[dict[str, Any], str]
         "differ_at": None,
         "difference": None,
     }
-    their_metrics = _metrics_of(other)
-    for epoch, values in _metrics_of(one).items():
+    their_metrics = _metrics_of(second)
+    for epoch, values in _metrics_of(first).items():
         # NaN is equal to NaN.
         if epoch in their_metrics and repr(values) != repr(their_metrics[epoch]):
             data["metrics"] = {"epoch": epoch, "a": values, "b": their_metrics[epoch]}
@@ -272,13 +272,13 @@ def compare_runs(one: Directory, other: Directory) -> tuple[dict[str, Any], str]
     for at in mine.epochs:
         if at not in theirs.recorded:
             continue
-        a, b = one.record(at, mine), other.record(at, theirs)
+        a, b = first.record(at, mine), second.record(at, theirs)
         data["num_compared"] += 1
         if _digests_of(a) == _digests_of(b):
             continue
         try:
-            with one.reading(at), other.reading(at):
-                checkpoints = open_record(one, a), open_record(other, b)
+            with first.reading(at), second.reading(at):
+                checkpoints = open_record(first, a), open_record(second, b)
                 difference, text = compare_checkpoints(*checkpoints)
         except CheckpointNotFoundError:  # a run has removed it meanwhile
             data["num_compared"] -= 1

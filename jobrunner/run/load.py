@@ -62,7 +62,7 @@ def finish_load(binding: Binding, begin: Begin, run: Callable[[str, int], object
 
     `run` gets the key of a group and an epoch.
     """
-    if begin.waiting or begin.match.made:
+    if begin.waiting or begin.match.new_blobs:
         # Ship all groups at once: objects that their functions share stay shared.
         binding.ship({**binding.plan.groups, "resume": begin.reloads})
     if begin.reloads.slices:
@@ -77,7 +77,7 @@ def finish_load(binding: Binding, begin: Begin, run: Callable[[str, int], object
 def load_blobs(
     directory: Directory,
     epoch: Position,
-    asked: Sequence[str | Blob],
+    wanted: Sequence[str | Blob],
     session: Session,
     rename: Mapping[str, str],
 ) -> None:
@@ -85,7 +85,7 @@ def load_blobs(
     record = with_contents(directory, directory.record(epoch))
     names = name_now(rename, record, directory.path)
     where = f"Epoch {epoch} of {directory.path}"
-    sources = {key: names.sources[key] for key in _find_blobs(names.sources, where, asked)}
+    sources = {key: names.sources[key] for key in _find_blobs(names.sources, where, wanted)}
     with session.exclusive(f"The load of epoch {epoch} of {directory.path}"):
         loads = plan_load(directory, record, sources)
         with directory.reading(epoch):

@@ -161,8 +161,8 @@ class Run:
         while True:
             try:
                 if loss is not None:
-                    again = f"Beginning again from {self._describe_beginning()}."
-                    self.callbacks.warn(f"{loss.without_advice()} {again}")
+                    beginning = f"Beginning again from {self._describe_beginning()}."
+                    self.callbacks.warn(f"{loss.without_advice()} {beginning}")
                     self._bind_again(stays=True)
                 self._init_or_resume()
                 if loss is not None:
@@ -253,7 +253,7 @@ class Run:
 
     def _load_newest(self) -> Begin | None:
         """Load what was decided; if it is damaged, decide without it, until an epoch is whole."""
-        told = set[Position]()
+        reported = set[Position]()
         while True:
             resume, origin = self.resume, self.resume.origin
             if not self.binding.arrivals.has(resume.first_group):
@@ -265,8 +265,8 @@ class Run:
             if origin is None:
                 return None
             for at, damage in resume.damaged.items():
-                if at not in told:
-                    told.add(at)
+                if at not in reported:
+                    reported.add(at)
                     self.callbacks.warn(
                         f"Epoch {at} of {origin.path} is damaged; trying an earlier one: {damage}"
                     )
@@ -339,10 +339,10 @@ class Run:
         """How to resume, as the end of a message."""
         return f"Run the same command again to resume from {self._describe_beginning()}."
 
-    def _stopped(self, epoch: int | None, why: str) -> RunStoppedError:
+    def _stopped(self, epoch: int | None, cause: str) -> RunStoppedError:
         """The error that ends a run on request."""
         reason = self.runner.stop_reason
-        text = f"Job {self.plan.job!r} stopped on request ({reason}): {why}."
+        text = f"Job {self.plan.job!r} stopped on request ({reason}): {cause}."
         return RunStoppedError(text, reason=reason, epoch=epoch).advise(self._advice())
 
     # ---- epochs
@@ -424,7 +424,7 @@ class Run:
                     self.callbacks.notify("on_epoch_start", epoch)
                 self._end_epoch(epoch, result)
                 if rhythm is not None and rhythm.covers(epoch):
-                    captured.append((state.at, self._about(state.at)))
+                    captured.append((state.at, self._details(state.at)))
         finally:
             # Also if an epoch has failed: those before it have ended.
             if captured:
@@ -506,17 +506,17 @@ class Run:
         if self.saver.can_save:
             self._handed_over = at
             self.callbacks.notify("on_save_start", at.epoch, at.step)
-            about = self._about(at)
+            details = self._details(at)
             with self.watch.spending("save_wait"):
-                self.saver.save(at, about, must_wait=must_wait)
+                self.saver.save(at, details, must_wait=must_wait)
 
-    def _about(self, at: Position) -> dict[str, Any]:
+    def _details(self, at: Position) -> dict[str, Any]:
         """What the record of a position says of the run."""
-        about = {**self.state.details(at), **self.lineage, **self.watch.capture(at)}
+        details = {**self.state.details(at), **self.lineage, **self.watch.capture(at)}
         callbacks = self.callbacks.states()
         if callbacks:
-            about["callbacks"] = callbacks
-        return about
+            details["callbacks"] = callbacks
+        return details
 
     def _saved(self, report: SaveReport) -> None:
         self.state.note_save(report)

@@ -153,7 +153,7 @@ class Match:
     """Node and blob to load -> the recorded ones; of a shared blob, the node that the node was."""
     missing: frozenset[BlobKey]
     """What the checkpoint lacks."""
-    made: frozenset[BlobKey]
+    new_blobs: frozenset[BlobKey]
     """Those of `missing` that init tasks make."""
     dropped: tuple[str, ...]
     """What the job does not load, in words."""
@@ -175,9 +175,9 @@ class Match:
 
     def describe_made(self) -> list[str]:
         """The blobs that the checkpoint lacks, in words, with what else than an init task makes them."""
-        made = [_name_blob(*key) for key in sorted(self.made)]
-        others = sorted(self.missing - self.made)
-        return made + [f"{_name_blob(*key)} by the next epoch" for key in others]
+        names = [_name_blob(*key) for key in sorted(self.new_blobs)]
+        later = sorted(self.missing - self.new_blobs)
+        return names + [f"{_name_blob(*key)} by the next epoch" for key in later]
 
 
 def match(plan: Plan, record: EpochRecord, path: str, adaptation: Adaptation) -> Match:
@@ -204,11 +204,13 @@ def match(plan: Plan, record: EpochRecord, path: str, adaptation: Adaptation) ->
                 missing.add((node, name))
             else:
                 sources[node, name] = source
-    made = set()
+    new_blobs: set[BlobKey] = set()
     if adaptation.missing == "error":
         _refuse_missing(plan, record, path, names, needed, missing)
     else:
-        made = {(node, name) for node, name in missing if name in plan.initial.get(node, ())}
+        for node, name in missing:
+            if name in plan.initial.get(node, ()):
+                new_blobs.add((node, name))
     streams = {}
     for node in needed:
         old = names.nodes.get(node, node)
@@ -223,11 +225,11 @@ def match(plan: Plan, record: EpochRecord, path: str, adaptation: Adaptation) ->
         nodes=names.nodes,
         sources=sources,
         missing=frozenset(missing),
-        made=frozenset(made),
+        new_blobs=frozenset(new_blobs),
         dropped=tuple(_describe_dropped(recorded, used, kept_nodes)),
         renamed=tuple(starmap(_describe_rename, names.renamed.items())),
         streams=streams,
-        is_reshaped=bool(names.renamed or made),
+        is_reshaped=bool(names.renamed or new_blobs),
     )
 
 

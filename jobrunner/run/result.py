@@ -149,8 +149,8 @@ class ResumePlan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""
-        found: dict[str, Any] = to_json(self)
-        return found
+        tree: dict[str, Any] = to_json(self)
+        return tree
 
     @property
     def name(self) -> str:

@@ -289,14 +289,13 @@ def prepare(
     record = with_contents(origin, record)
     matched = match(plan, record, origin.path, adaptation)
     waiting = _find_waiting(plan, record, origin.path, matched)
-    made: dict[str, set[str]] = {}
-    for node, name in matched.made:
-        made.setdefault(node, set()).add(name)
+    new_blobs: dict[str, set[str]] = {}
+    for node, name in matched.new_blobs:
+        new_blobs.setdefault(node, set()).add(name)
     reloads = plan.groups["resume"]
-    if waiting or made:
-        reloads = compile_resume(
-            job, plan, waiting, missing={node: frozenset(names) for node, names in made.items()}
-        )
+    if waiting or new_blobs:
+        missing = {node: frozenset(names) for node, names in new_blobs.items()}
+        reloads = compile_resume(job, plan, waiting, missing=missing)
     return Begin(record, matched, reloads, waiting)
 
 

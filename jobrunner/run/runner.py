@@ -408,6 +408,6 @@ class JobRunner:
 
     def _ask_to_stop(self, signal_name: str) -> None:
         self.stop(signal_name)
-        again = "Ctrl-C again" if signal_name == "SIGINT" else "the same signal again"
+        second_signal = "Ctrl-C again" if signal_name == "SIGINT" else "the same signal again"
         if self._run is not None:
-            self._run.callbacks.notify("on_stop_asked", signal_name, again)
+            self._run.callbacks.notify("on_stop_asked", signal_name, second_signal)

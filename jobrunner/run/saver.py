@@ -141,7 +141,7 @@ class Saver:
             manager.run.prove_appending()
         answers = self._binding.apply(
             manager.run.probe(),
-            what="the check that the workers share the directory",
+            activity="the check that the workers share the directory",
             deadline_seconds=self._deadline_seconds,
         )
         manager.run.check_probe(answers)
@@ -161,16 +161,16 @@ class Saver:
         self._binding.keep(partial(SaveQueue, encoding))
         self._encoding = encoding
 
-    def end(self, about: Callable[[], Mapping[str, Any]], *, at_once: bool = False) -> None:
-        """Unlock the directory, so that another run can lock it; `about` says how this one ended.
+    def end(self, outcome: Callable[[], Mapping[str, Any]], *, at_once: bool = False) -> None:
+        """Unlock the directory, so that another run can lock it; `outcome` says how this one ended.
 
         Wait for all that is under way; `at_once`, for some seconds at most.
         """
         if not at_once:
-            self._end(about)
+            self._end(outcome)
             return
         ending = threading.Thread(
-            target=self._end, args=(about,), name="jobrunner-end", daemon=True
+            target=self._end, args=(outcome,), name="jobrunner-end", daemon=True
         )
         ending.start()
         ending.join(PATIENCE_SECONDS)
@@ -181,10 +181,10 @@ class Saver:
                 f"before."
             )
 
-    def _end(self, about: Callable[[], Mapping[str, Any]]) -> None:
+    def _end(self, outcome: Callable[[], Mapping[str, Any]]) -> None:
         self.wait_quietly()
         self._failed.end()
-        self._manager.run.end(about())
+        self._manager.run.end(outcome())
 
     def set_aside(self, damaged: Mapping[Position, str]) -> None:
         """Set aside epochs that could not be loaded; each has its reason."""
@@ -258,15 +258,15 @@ class Saver:
 
     # ---- saves
 
-    def save(self, at: Position, about: Mapping[str, Any], *, must_wait: bool = False) -> None:
+    def save(self, at: Position, details: Mapping[str, Any], *, must_wait: bool = False) -> None:
         """Save the state of the workspaces, which is that of a position.
 
-        `about` is what the record says of the run. In the background, return once tasks cannot change
+        `details` is what the record says of the run. In the background, return once tasks cannot change
         what is saved, unless it `must_wait`. Raises `CheckpointWriteError` only if `on_save_error` is
         "raise", and always raises other errors.
         """
         self._await_room()
-        save = self._begin(at, about)
+        save = self._begin(at, details)
         try:
             self._prepare()
         except CheckpointWriteError as error:
@@ -289,7 +289,7 @@ class Saver:
 
     def save_captured(self, captured: Sequence[tuple[Position, Mapping[str, Any]]]) -> None:
         """Save positions that workers captured when they ended, with what the record of each says."""
-        saves = [self._begin(at, about) for at, about in captured]
+        saves = [self._begin(at, details) for at, details in captured]
         self._capture_bytes = max(self._binding.capture_bytes.values(), default=0)
         for save in saves:
             save.nbytes = self._capture_bytes
@@ -375,8 +375,8 @@ class Saver:
             return limit // BUDGET_SHARE
         return DEFAULT_BUDGET_BYTES
 
-    def _begin(self, at: Position, about: Mapping[str, Any]) -> Save:
-        details = dict(about)
+    def _begin(self, at: Position, facts: Mapping[str, Any]) -> Save:
+        details = dict(facts)
         if self._manager.metadata:
             details["metadata"] = self._manager.metadata
         if at.step:
@@ -415,12 +415,12 @@ class Saver:
     def _capture(self, save: Save) -> bool:
         """Let the workers capture a position; False: epochs must wait until it is recorded."""
         pending = self._groups.pending
-        budget = self._budget_bytes() - sum(other.nbytes for other in pending)
+        budget = self._budget_bytes() - sum(captured.nbytes for captured in pending)
         sizes = self._binding.apply(
             partial(SaveQueue.capture, at=save.at, budget_bytes=budget),
             to_keeper=True,
             channel="keeper",
-            what=f"the copy of epoch {save.at}",
+            activity=f"the copy of epoch {save.at}",
             deadline_seconds=self._deadline_seconds,
         )
         save.nbytes = self._capture_bytes = max(sizes.values(), default=0)
@@ -439,7 +439,7 @@ class Saver:
                     partial(reply_to, write, order=order),
                     to_keeper=True,
                     channel="save",
-                    what=f"the save of epoch {order.at}",
+                    activity=f"the save of epoch {order.at}",
                     deadline_seconds=self._deadline_seconds,  # storage may hang without an error
                 )
                 written = read_receipts(replies, order, self._binding.placement)

@@ -41,7 +41,7 @@ class UploadTaskGroupBuilder(Protocol):
 
 BUILDER = Rule(
     "an object with a method build(epoch, manager), such as CopyTo(path)",
-    lambda it: callable(getattr(it, "build", None)) and not isinstance(it, type),
+    lambda value: callable(getattr(value, "build", None)) and not isinstance(value, type),
 )
 
 
@@ -77,7 +77,7 @@ class CopyTo:
         """Make one task for each node of the checkpoint; raises what `check` does."""
         self.check(manager)
         files = manager.directory.files
-        there = files_beside(self.path, files)
+        target_files = files_beside(self.path, files)
         record = manager.record(epoch)
         # Not where they lie here: other epochs that were copied there may have that name.
         histories = f"{record.at.epoch}.0" if record.histories else ""
@@ -86,7 +86,7 @@ class CopyTo:
                 source = StoreReader(
                     files, manager.path, store.name, store.sha256, record.histories
                 )
-                copy = replace(source, files=there, directory=self.path, histories=histories)
+                copy = replace(source, files=target_files, directory=self.path, histories=histories)
                 Task(partial(_copy_store, source, copy), name="copy store", node=Node(node))
         return group
 
@@ -94,8 +94,8 @@ class CopyTo:
 def _is_inside(path: str, directory: str) -> bool:
     if is_url(path) or is_url(directory):
         return f"{path}/".startswith(f"{directory}/")
-    here = os.path.realpath(directory)
-    return os.path.commonpath([here, os.path.realpath(path)]) == here
+    outer = os.path.realpath(directory)
+    return os.path.commonpath([outer, os.path.realpath(path)]) == outer
 
 
 def _remove(files: Files, root: str) -> None:

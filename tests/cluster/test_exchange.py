@@ -162,7 +162,7 @@ def test_a_deadline_shortens_the_last_wait_and_then_names_the_late_nodes():
 
 
 def test_late_workers_are_reported_at_growing_intervals(caplog):
-    play = Play(Request("apply", number=1, what="the save of epoch 2"))
+    play = Play(Request("apply", number=1, activity="the save of epoch 2"))
     answers = {A: DONE, B: running()}
     for _ in range(5 * int(WARN_SECONDS / POLL_SECONDS)):
         play.hear(answers, after=POLL_SECONDS)
