@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import collections
-import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -64,15 +61,6 @@ NAMES = st.text(st.characters(exclude_characters="/"), min_size=1, max_size=8).f
 )
 
 
-@contextmanager
-def directory() -> Iterator[str]:
-    path = tempfile.mkdtemp()
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path)
-
-
 ALIKE = st.builds(
     lambda array, count, repeats: (
         [np.roll(array, i).copy(order="K") for i in range(count)] * repeats
@@ -98,7 +86,7 @@ def test_any_blobs_come_back_whether_alike_ones_are_stacked_or_not(
         for i in range(4):
             workspace.globals[f"{name}.{i}"] = np.roll(array, i).copy(order="K")
     workspace.globals.update(blobs)
-    with directory() as path, pytest.MonkeyPatch.context() as patch:
+    with tempfile.TemporaryDirectory() as path, pytest.MonkeyPatch.context() as patch:
         patch.setattr(layout, "LEAST_ALIKE", least)
         patch.setattr(layout, "_STACK_BYTES", stack_bytes)
         reader = write_store(path, encode_node(Encoding(), "n", workspace, {}))

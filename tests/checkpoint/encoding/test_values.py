@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import collections
+import enum
+import random
 import subprocess
 import sys
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import zarr
 
 from jobrunner import CheckpointError, DefinitionError
-from jobrunner.checkpoint.encoding import encode_blobs
+from jobrunner.checkpoint import digest_blob, encode_blobs
 from jobrunner.checkpoint.encoding.codecs import Codec
 from jobrunner.checkpoint.store.store_reader import StoreReader
 from jobrunner.testing import assert_identical
+from tests.checkpoint.encoding import kinds_of_values as kinds
+from tests.saves import NodeRun
 from tests.stores import decode_forged, write_store
 
 
@@ -90,43 +95,97 @@ class Custom:
     __hash__ = None
 
 
-@pytest.mark.parametrize(
-    ("value", "why"),
-    [
-        ([1, {"a": Custom(1)}], r"item 1/a: .*Custom cannot be saved: there is no codec"),
-        (np.ma.masked_array(np.ones((1, 2))), "subclass of ndarray"),
-        (np.array([(1, "a")], [("i", "i4"), ("o", "O")]), "holds Python objects"),
-        (np.array(["a"], np.dtypes.StringDType(na_object=None)), "strings may be missing"),
-        ({Custom}, "item 0: type cannot be saved"),
-    ],
-    ids=lambda v: str(v)[:30],
-)
-def test_an_unsupported_value_is_an_error_that_names_the_ways_out(value: Any, why: str) -> None:
-    with pytest.raises(DefinitionError, match=why) as caught:
-        encode_blobs("trainer:0", {"model": value})
-    for words in ("'trainer:0'", "'model'", "transient=True", "allow_pickle=True"):
-        assert words in str(caught.value)
+class MyDict(dict[Any, Any]):
+    pass
 
 
-def test_a_container_that_contains_itself_is_refused() -> None:
+class MyInt(int):
+    pass
+
+
+class MyArray(np.ndarray[Any, Any]):
+    pass
+
+
+class Phase(enum.Enum):
+    COLD = 1
+
+
+def contains_itself() -> list[Any]:
     loop: list[Any] = []
     loop.append({"again": loop})
-    where = "blob 'x', item 0/again: list cannot be saved: it contains itself"
-    with pytest.raises(DefinitionError, match=where):
-        encode_blobs("n", {"x": loop})
+    return loop
 
 
-def test_dtypes_of_no_bytes_or_of_other_packages_are_refused_by_the_blobs_name() -> None:
-    # One of those that NumPy makes for its own tests, by the means that packages have.
-    foreign = np._core._multiarray_umath._get_sfloat_dtype()(1.0)
-    for array, told in (
-        (np.zeros((2, 3), "V0"), "'x'.*have no bytes; save its shape"),
-        (np.zeros((2, 3), [("a", "f4", (0,))]), "'x'.*have no bytes; save its shape"),
-        (np.arange(3.0).view(foreign), r"blob 'x'.*not one of NumPy's own"),
-    ):
-        for value in (array, {"layers": [array]}):
-            with pytest.raises(DefinitionError, match=told):
-                encode_blobs("n", {"x": value})
+RECORDS = np.array([(1, 2.5)], [("n", ">i4"), ("x", "f8")])
+# One of the dtypes that NumPy makes for its own tests, by the means that packages have.
+FOREIGN = np._core._multiarray_umath._get_sfloat_dtype()(1.0)
+NO_CODEC = "there is no codec for its type. Register a codec.*or pickle it, allow_pickle=True"
+REFUSED = [
+    *((value, NO_CODEC) for value in (Custom(1), MyDict(a=1), MyInt(1), Phase.COLD, Custom, save)),
+    *((value, NO_CODEC) for value in (iter([1]), memoryview(b"abc"), random.SystemRandom())),
+    ([1, {"a": Custom(1)}], f"item 1/a: .*Custom cannot be saved: {NO_CODEC}"),
+    (np.array([1, Custom(1)], object), f"item 1/1: .*{NO_CODEC}"),
+    (kinds.Odd(), "it inherits from dict"),
+    (kinds.Reduced(), "its class has a __reduce__ of its own"),
+    (NamedTuple("Nowhere", [("a", int)])(1), "could not find its class"),
+    (collections.defaultdict(lambda: 1), "its default_factory is"),
+    (kinds.nested(kinds.Frozen, 500), "containers are nested more than 150 deep"),
+    (contains_itself(), "item 0/again: list cannot be saved: it contains itself"),
+    (np.ones(2).view(MyArray), "subclass of ndarray"),
+    (np.ma.masked_array(np.ones((1, 2))), "subclass of ndarray"),
+    (RECORDS.view(np.recarray), "subclass of ndarray"),
+    (RECORDS[0], "a record may lie in an array"),
+    (np.array([(1, "a")], [("i", "i4"), ("o", "O")]), "holds Python objects"),
+    (np.array(["a"], np.dtypes.StringDType(na_object=None)), "strings may be missing"),
+    (np.zeros((2, 3), "V0"), "have no bytes; save its shape"),
+    ([np.zeros((2, 3), [("a", "f4", (0,))])], "have no bytes; save its shape"),
+    (np.arange(3.0).view(FOREIGN), "not one of NumPy's own"),
+]
+
+
+@pytest.mark.parametrize(("value", "why"), REFUSED)
+def test_a_value_that_would_change_is_refused_by_name(value: Any, why: str) -> None:
+    with pytest.raises(DefinitionError, match=rf"Node 'n'.*'x.*{why}"):
+        encode_blobs("n", {"x": value})
+
+
+@pytest.mark.parametrize(
+    "value", [[1, 2], np.array(1.0), np.array([1, "a"], object)], ids=["list", "no axes", "objects"]
+)
+def test_a_part_that_no_other_number_of_nodes_could_load_is_refused(
+    value: Any, node_run: NodeRun
+) -> None:
+    with pytest.raises(DefinitionError, match=r"Node 'a', blob 'p': partition=0 expects an array"):
+        node_run.save(0, {"p": value}, partitions={"p": (0, ["a", "b"])})
+    assert node_run.manager.epochs() == []
+
+
+def test_a_digest_depends_on_the_fields_of_records_and_not_on_what_lies_between() -> None:
+    dtype = np.dtype({"names": ["a"], "formats": ["<i4"], "offsets": [3], "itemsize": 11})
+    digests = set()
+    for value in (1, 2):
+        for byte in (0, 255):
+            records = np.full(2 * dtype.itemsize, byte, np.uint8).view(dtype)
+            records["a"] = value
+            digests.add((value, digest_blob(encode_blobs("n", {"x": records})["x"])))
+    assert len(digests) == len({digest for _, digest in digests}) == 2
+
+
+def test_a_long_tree_lies_in_a_file_of_its_own(tmp_path: Path) -> None:
+    shared = {"step": 1, "losses": [i / 2 for i in range(1000)]}
+    values = {
+        "words": [f"word {i}" for i in range(20_000)],
+        "records": [shared, *({"step": i, "notes": [i]} for i in range(5000)), shared],
+    }
+    reader = save(tmp_path, values)
+    reader.verify()
+    loaded = reader.load()
+    assert_identical(values, loaded)
+    assert loaded["records"][0] is loaded["records"][-1]
+    assert (tmp_path / "n.0" / "zarr.json").stat().st_size < 20_000
+    assert (tmp_path / "n.0" / "words" / "_tree" / "c.0").stat().st_size > 200_000
+    assert reader.peek(reader.read_document(), "words") == values["words"]
 
 
 def test_a_missing_codec_is_named(tmp_path: Path) -> None:
