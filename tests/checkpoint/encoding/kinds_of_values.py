@@ -146,10 +146,9 @@ def shared_bits() -> Any:
     return [np.random.Generator(bits), np.random.Generator(bits)]
 
 
-def noted() -> Any:
-    state = State(1, np.ones(2))
-    state.extra = "x"
-    return state
+def noted(value: Any) -> Any:
+    value.extra = "x"
+    return value
 
 
 ZONE = zoneinfo.ZoneInfo("Europe/Berlin")
@@ -230,7 +229,8 @@ MADE: dict[str, Callable[[], Any]] = {
     "random state of other bits": lambda: np.random.RandomState(np.random.PCG64(5)),
     "Python's random": lambda: started_random(),
     "dataclass": lambda: State(1, np.ones(3), ["a"]),
-    "dataclass with more attributes": noted,
+    "dataclass with more attributes": lambda: noted(State(1, np.ones(2))),
+    "ordered dict with attributes": lambda: noted(collections.OrderedDict(a=1)),
     "frozen dataclass": lambda: Frozen({"a": 1}),
     "slotted dataclass": lambda: Slotted([1]),
     "open slotted dataclass": lambda: Open(1.5),
