@@ -126,7 +126,9 @@ def metric_charts(story: Story) -> Charts | None:
         drawn = [("node", curves[value]) for value in own.get(name, ())[:MOST_NODES]]
         drawn += [("aside", former[name]) for former in aside if name in former]
         charts.append(draw_chart(name, x, [*drawn, ("curve", curves[name])], marks))
-    kinds = {line.kind for chart in charts for line in chart.lines}
+    kinds: set[str] = set()
+    for chart in charts:
+        kinds.update(line.kind for line in chart.lines)
     return Charts(charts, kinds, len(names))
 
 
@@ -137,7 +139,9 @@ def draw_chart(
 
     The axis of values is logarithmic if it is to show numbers > 0 of very different size.
     """
-    values = [value for _, points in curves for _, value in points]
+    values: list[float] = []
+    for _, points in curves:
+        values += [value for _, value in points]
     is_log = min(values) > 0 and max(values) / min(values) > _WIDE
     measure: Callable[[float], float] = math.log10 if is_log else float
     y = axis_of(map(measure, values))

@@ -117,6 +117,7 @@ class _Reader:
         self._runs: dict[str, _Run] = {}
         self._newest: _Run | None = None  # that took the directory
         self._recorded: dict[Position, EpochStory] = {}
+        self._saved: dict[tuple[Position, int], EpochStory] = {}  # by the key of its stores
 
     def read(self) -> Story:
         """Read the whole log."""
@@ -163,7 +164,7 @@ class _Reader:
                 run.spend(entry.timing)
             case CommitEntry():
                 for record in entry.records:
-                    self._commit(self._run(entry.run, time), record, time)
+                    self._commit(entry, record, time)
         if entry.run in self._runs:
             story = self._runs[entry.run].story
             story.last_seen = max(story.last_seen, time)
@@ -197,7 +198,8 @@ class _Reader:
         for at in positions:
             self._recorded.pop(at).is_set_aside = True
 
-    def _commit(self, run: _Run, record: Record, time: float) -> None:
+    def _commit(self, entry: CommitEntry, record: Record, time: float) -> None:
+        run = self._run(entry.run, time)
         try:
             details = read_details(record.details)
         except (ValueError, RecursionError) as error:
@@ -208,17 +210,22 @@ class _Reader:
         if record.at in self._recorded:
             self._set_aside([record.at])
         run.spend(details.timing)
-        stores = record.all_stores.values()
-        epoch = self._recorded[record.at] = EpochStory(
-            record.at.public,
-            time,
-            max((store.seconds for store in stores), default=0.0),
-            sum(store.nbytes for store in stores),
-            details.metrics,
-            stopped_by=tuple(details.stopped_by),
-            compute=run.story.ledger.compute,
-        )
-        run.story.epochs.append(epoch)
+        key = (record.at, record.retry)
+        if entry.claim is None and key in self._saved:  # it was set aside, and is restored
+            self._saved[key].is_set_aside = False
+        else:
+            stores = record.all_stores.values()
+            self._saved[key] = EpochStory(
+                record.at.public,
+                time,
+                max((store.seconds for store in stores), default=0.0),
+                sum(store.nbytes for store in stores),
+                details.metrics,
+                stopped_by=tuple(details.stopped_by),
+                compute=run.story.ledger.compute,
+            )
+            run.story.epochs.append(self._saved[key])
+        self._recorded[record.at] = self._saved[key]
 
     def _tell_outcome(self, run: _Run) -> None:
         """Tell how a run ended, or whether it may be alive."""

@@ -16,9 +16,10 @@ from markupsafe import Markup
 from jobrunner._version import __version__
 from jobrunner.define import Rule, checked
 from jobrunner.outputs import check_output, write_output
+from jobrunner.positions import Position
 from jobrunner.story.charts import metric_charts
 from jobrunner.story.log import SOURCE, Source, read_story
-from jobrunner.story.model import OUTCOMES, RunStory, Story
+from jobrunner.story.model import OUTCOMES, EpochStory, LossStory, RunStory, Story
 from jobrunner.texts import (
     clip,
     format_bytes,
@@ -78,12 +79,16 @@ def to_page(story: Story) -> str:
         last = story.runs[-1]
         title = last.job or title
         environment = _environment(last)
-    losses = [(run, loss) for run in story.runs for loss in run.losses]
-    epochs = [epoch for run in story.runs for epoch in run.epochs]
-    kept = [epoch for epoch in epochs if epoch.is_kept]
+    losses: list[tuple[RunStory, LossStory]] = []
     newest = None
-    if epochs:
-        newest = epochs[-1]
+    kept: list[EpochStory] = []
+    for run in story.runs:
+        losses += [(run, loss) for loss in run.losses]
+        for epoch in run.epochs:
+            newest = epoch
+            if epoch.is_kept:
+                kept.append(epoch)
+    kept.sort(key=lambda epoch: Position.of(epoch.epoch), reverse=True)
     return _template().render(
         title=title,
         story=story,
@@ -92,7 +97,7 @@ def to_page(story: Story) -> str:
         path=shlex.quote(story.path),
         metrics=metric_charts(story),
         newest=newest,
-        kept=kept[::-1],
+        kept=kept,
         losses=losses[::-1],
         environment=environment,
         most=MOST_ROWS,

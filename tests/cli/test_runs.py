@@ -32,7 +32,7 @@ from jobrunner import (
 from jobrunner.checkpoint import Status
 from jobrunner.checkpoint.log.handler import decode_entry, encode_entry
 from jobrunner.positions import Position
-from jobrunner.story import LiveRuns, RunSummary, find_runs, summarize_run
+from jobrunner.story import LiveRuns, RunSummary, find_runs, read_story, summarize_run
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
 from tests.cli.directories import ask, invoke
@@ -188,6 +188,13 @@ def test_all_commands_agree_on_whether_a_job_has_finished(tmp_path: Path) -> Non
     third.run.end({"outcome": "finished"})
     ask("restore", path, 3)  # from which the same command goes on
     assert told() == ("stopped", "stopped", False)
+    kept = []
+    for run in read_story(path).runs:
+        kept.append([epoch.epoch for epoch in run.epochs if epoch.is_kept])
+    assert kept == [[0, 1, 3], [2], []]
+    page = tmp_path / "page.html"
+    assert invoke("report", path, "-o", page).exit_code == 0
+    assert "to resume it from epoch 3" in page.read_text()
 
 
 def test_what_a_stranger_recorded_is_bounded_and_in_one_line(tmp_path: Path) -> None:
