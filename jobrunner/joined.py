@@ -52,10 +52,11 @@ class FrameType(NamedTuple):
         return str(self)
 
     def __str__(self) -> str:
-        columns = getattr(self.meta, "columns", [self.meta.name if self.meta.ndim == 1 else ""])
-        dtypes = [self.meta.dtype] if self.meta.ndim == 1 else self.meta.dtypes
-        described = [f"{name} {dtype}" for name, dtype in zip(columns, dtypes, strict=True)]
-        return f"a {type(self.meta).__name__} of {', '.join(described)}"
+        if self.meta.ndim == 1:
+            columns = [f"{self.meta.name} {self.meta.dtype}"]
+        else:
+            columns = [f"{name} {dtype}" for name, dtype in self.meta.dtypes.items()]
+        return f"a {type(self.meta).__name__} of {', '.join(columns)}"
 
 
 def type_of_array(value: Any) -> ValueType | None:

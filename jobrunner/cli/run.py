@@ -82,7 +82,7 @@ def keep_options(function: Function) -> Function:
             "--keep-best",
             multiple=True,
             type=read_keep_best,
-            metavar="METRIC[:max][:N]",
+            metavar="METRIC[:min|max][:N]",
             help="Keep the N (1) epochs with the lowest value of a metric, or the highest.",
         ),
         click.option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 from jobrunner.data.reader import DataReader
@@ -89,12 +90,14 @@ def _check_is_local(collection: Any) -> None:
     else:
         layers = getattr(collection.__dask_graph__(), "layers", {}).values()
         graphs = [layer for layer in layers if layer.is_materialized()]
-    if any(is_of(value, "distributed") for graph in graphs for value in graph.values()):
-        raise DefinitionError(
-            f"from_dask: the {type(collection).__name__} is persisted on a cluster, or made of "
-            f"futures; expected one that can be computed in the process that reads. Persist it "
-            f"there, collection.persist(scheduler='threads'), or save it to files and read these."
-        )
+    for value in chain.from_iterable(graph.values() for graph in graphs):
+        if is_of(value, "distributed"):
+            raise DefinitionError(
+                f"from_dask: the {type(collection).__name__} is persisted on a cluster, or made of "
+                f"futures; expected one that can be computed in the process that reads. Persist it "
+                f"there, collection.persist(scheduler='threads'), or save it to files and read "
+                f"these."
+            )
 
 
 def _compute(collection: Any) -> Any:

@@ -87,7 +87,9 @@ class RecordReader(DataReader):
             first = self._ahead[0]
             if (first.number, first.ranges) != (number, self._position.peek(size)):
                 self._forget_ahead()  # the reader went elsewhere
-        skip = sum(len(piece) for ahead in self._ahead for piece in ahead.ranges)
+        skip = 0
+        for ahead in self._ahead:
+            skip += sum(map(len, ahead.ranges))
         while len(self._ahead) <= self._options.ahead:
             ranges = self._position.peek(size, skip)
             count = sum(map(len, ranges))

@@ -6,7 +6,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -279,7 +279,7 @@ def joined_batch(pieces: Sequence[Any]) -> Any:
     if len(pieces) == 1:
         return first
     if isinstance(first, list):
-        return [item for piece in pieces for item in piece]
+        return list(chain.from_iterable(pieces))
     if is_of(first, "pyarrow"):
         import pyarrow
 

@@ -32,11 +32,10 @@ def from_loader(loader: Any) -> DataReader:
     is true only after a `read` that found no more. After an error, the reader is of no more use: let
     the run resume.
     """
-    missing = [
-        name
-        for name in ("__iter__", "state_dict", "load_state_dict")
-        if not callable(getattr(type(loader), name, None))
-    ]
+    missing = []
+    for name in ("__iter__", "state_dict", "load_state_dict"):
+        if not callable(getattr(type(loader), name, None)):
+            missing.append(name)
     if missing:
         raise DefinitionError(
             f"from_loader: loader must have a state; the {type(loader).__name__} lacks {missing}. In "

@@ -315,7 +315,7 @@ def constants_of(fn: object, kwargs: Mapping[str, object]) -> list[object]:
     while isinstance(fn, functools.partial):
         values += [*fn.args, *fn.keywords.values()]
         fn = fn.func
-    return [leaf for value in values for leaf in leaves(value)]
+    return list(leaves(values))
 
 
 def check_runs(fn: object, where: str) -> None:

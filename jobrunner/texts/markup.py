@@ -32,12 +32,11 @@ def tag(name: str, /, *content: object, **attributes: object) -> Html:
 
     An attribute that is None is left out.
     """
-    written = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{escape(value)}"'
-        for key, value in attributes.items()
-        if value is not None
-    )
-    return Html(f"<{name}{written}>{join(content)}</{name}>")
+    start = name
+    for key, value in attributes.items():
+        if value is not None:
+            start += f' {key.rstrip("_").replace("_", "-")}="{escape(value)}"'
+    return Html(f"<{start}>{join(content)}</{name}>")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]], left: Collection[int]) -> Html:

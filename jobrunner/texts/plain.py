@@ -57,9 +57,10 @@ class _Escapes(dict[int, str]):
         self._kept = kept
 
     def __missing__(self, code: int) -> str:
-        char = chr(code)
-        is_shown = char.isprintable() or char in self._kept
-        self[code] = shown = char if is_shown else char.encode("unicode_escape").decode()
+        shown = chr(code)
+        if not shown.isprintable() and shown not in self._kept:
+            shown = shown.encode("unicode_escape").decode()
+        self[code] = shown
         return shown
 
 
@@ -77,7 +78,8 @@ def _without_credentials(word: re.Match[str]) -> str:
     if not _URL.search(word[0]):
         return word[0]
     # Each URL before the last "@" has one after it: no search runs to the end of the word in vain.
-    before, at, after = (plain := word[0].replace("%40", "@")).rpartition("@")
+    plain = word[0].replace("%40", "@")
+    before, at, after = plain.rpartition("@")
     cleaned = _QUERY.sub(r"\1…", _USER.sub("…", before + at) + after)
     return word[0] if cleaned == plain else cleaned
 
@@ -100,8 +102,12 @@ def clip(text: str, length: int) -> str:
 def listed(items: Iterable[str], most: int = 20, separator: str = ", ") -> str:
     """The first `most` items, and how many more there are; "none" if there are none."""
     texts = list(items)
-    more = f" and {len(texts) - most} more" if len(texts) > most else ""
-    return f"{separator.join(texts[:most])}{more}" if texts else "none"
+    if not texts:
+        return "none"
+    text = separator.join(texts[:most])
+    if len(texts) > most:
+        text += f" and {len(texts) - most} more"
+    return text
 
 
 def counted_names(names: Collection[str]) -> str:
@@ -111,8 +117,9 @@ def counted_names(names: Collection[str]) -> str:
 
 def counted(number: int, noun: str) -> str:
     """``1 task``, ``2 tasks``, ``2 losses``."""
-    ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
-    return f"{number} {noun}{ending}"
+    if number != 1:
+        noun += "es" if noun.endswith("s") else "s"
+    return f"{number} {noun}"
 
 
 def format_seconds(seconds: float) -> str:
@@ -120,12 +127,13 @@ def format_seconds(seconds: float) -> str:
     if not seconds:
         return "0 s"
     # What is shown chooses the unit: 59.96 s is a minute, not "60.0 s".
-    if (shown := round(seconds * 1e3, 2)) < 10:
-        return f"{shown:.2f} ms"
-    if (shown := round(seconds * 1e3)) < 1000:
-        return f"{shown} ms"
-    if (shown := round(seconds, 1)) < 60:
-        return f"{shown:.1f} s"
+    milliseconds = seconds * 1e3
+    if round(milliseconds, 2) < 10:
+        return f"{milliseconds:.2f} ms"
+    if round(milliseconds) < 1000:
+        return f"{milliseconds:.0f} ms"
+    if round(seconds, 1) < 60:
+        return f"{seconds:.1f} s"
     minutes, seconds_left = divmod(round(seconds), 60)
     if minutes < 60:
         return f"{minutes} min {seconds_left} s"
@@ -196,7 +204,8 @@ def get_logger(name: str) -> logging.Logger:
 
 def _clean(record: logging.LogRecord) -> bool:
     text = record.getMessage()
-    if (shown := printable(text)) != text:
+    shown = printable(text)
+    if shown != text:
         record.msg, record.args = shown, ()
     if record.exc_info and not record.exc_text:
         record.exc_text = printable(logging.Formatter().formatException(record.exc_info))
