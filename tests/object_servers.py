@@ -8,7 +8,6 @@ import hmac
 import http.client
 import io
 import json
-import re
 import socket
 import subprocess
 import threading
@@ -21,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 CUT, DROP = "cut", "drop"
-REFUSED = b"<Error><Code>AccessDenied</Code></Error>"
 
 
 @dataclass(frozen=True)
@@ -32,11 +30,6 @@ class Request:
     path: str
     query: str
     body: bytes
-
-    def is_entry(self, kind: bytes, epoch: int) -> bool:
-        """Whether this creates an entry of a log: one of that kind, about that epoch."""
-        said = (rb'"kind":"%s"' % kind, rb'"(epoch|at)":%d\b' % epoch)
-        return "/_log/" in self.path and all(re.search(part, self.body) for part in said)
 
 
 class S3Server:
@@ -49,10 +42,9 @@ class S3Server:
     environment : dict of str to str
         What a client needs.
     watch : callable
-        Told of each request in a thread of the server. True: it is refused, and changes nothing.
-        A callable: it is carried out, then that is called, and then it is answered.
-        `CUT`: it is carried out, and the answer's body ends before its end. `DROP`: the connection
-        ends instead of an answer, and nothing changes.
+        Told of each request in a thread of the server. `CUT`: it is carried out, and the answer's
+        body ends before its end. `DROP`: the connection ends instead of an answer, and nothing
+        changes.
     """
 
     scheme = "s3"
@@ -69,7 +61,7 @@ class S3Server:
             def log(self, type: str, message: str, *args: Any) -> None:
                 pass
 
-        self.watch: Callable[[Request], bool | str | Callable[[], None]] = lambda _: False
+        self.watch: Callable[[Request], bool | str] = lambda _: False
         self._serve = DomainDispatcherApplication(create_backend_app)
         self._server = make_server(
             "127.0.0.1", 0, self._answer, threaded=True, request_handler=Quiet
@@ -107,19 +99,13 @@ class S3Server:
             return start(status, [*headers, ("Connection", "close")], *args)
 
         verdict = self.watch(Request(environ["REQUEST_METHOD"], path, query, body))
-        if verdict is True:
-            start_and_close("403 Forbidden", [("Content-Length", str(len(REFUSED)))])
-            return [REFUSED]
         if verdict == DROP:
             environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
             start("200 OK", [])
             return []
         if verdict == CUT:
             return self._cut_answer(environ, start)
-        answer = list(self._serve(environ, start_and_close))
-        if callable(verdict):
-            verdict()
-        return answer
+        return list(self._serve(environ, start_and_close))
 
     def _cut_answer(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         said: list[Any] = []

@@ -177,13 +177,6 @@ class Disk:
         elif what == "rename" and node is not None:
             parent.change({name: None, os.path.basename(str(detail)): node})
 
-    def is_synced(self, path: str) -> bool:
-        """Whether nothing of a file or directory waits to be synced."""
-        node = self._top if path == self._root else self._find(path)
-        if isinstance(node, _Directory):
-            return not node.pending
-        return node is not None and node.content == node.flushed
-
     def build(self, choose: Choose) -> Tree:
         """One state that a power loss may leave."""
         return self._top.build(choose)
@@ -211,22 +204,18 @@ def _follow(choices: Sequence[int]) -> Choose:
 
 
 def some_state(disk: Disk, draw: random.Random) -> Tree:
-    """Some state that a power loss may leave."""
     return disk.build(lambda ways: draw.randrange(ways))
 
 
 def all_lost(disk: Disk) -> Tree:
-    """What is left where everything goes that may."""
     return disk.build(lambda ways: 0)
 
 
 def all_kept(disk: Disk) -> Tree:
-    """What is there."""
     return disk.build(lambda ways: ways - 1)
 
 
 def materialize(tree: Tree, path: Path) -> None:
-    """Make a state real."""
     path.mkdir()
     for name, node in tree.items():
         if isinstance(node, bytes):

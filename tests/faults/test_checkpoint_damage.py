@@ -11,12 +11,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jobrunner import CheckpointCorruptError, CheckpointError, MultiNodeCheckpointManager
+from jobrunner import (
+    CheckpointCorruptError,
+    CheckpointError,
+    JobRunner,
+    MultiNodeCheckpointManager,
+    Session,
+)
 from jobrunner.checkpoint.store.chunks import plan_chunks
 from jobrunner.checkpoint.store.layout import LEAST_ALIKE
 from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
+from tests.jobs import Listener, counter
 from tests.sampling import sampled
 from tests.saves import save_epoch
 
@@ -117,13 +124,18 @@ def test_a_store_that_cannot_be_read_is_not_called_damaged(saved: Path) -> None:
     assert not isinstance(caught.value, CheckpointCorruptError)
 
 
-def test_any_damage_to_the_log_is_found_and_nothing_is_taken_for_nothing(copy: Path) -> None:
-    for file in (copy / "_log").iterdir():
-        content = file.read_bytes()
-        for damaged in damages(content, 2):
-            file.write_bytes(damaged)
-            manager = MultiNodeCheckpointManager(copy)
-            for read in (manager.epochs, manager.latest, manager.directory.snapshot):
-                with pytest.raises(CheckpointCorruptError, match=file.name):
-                    read()
-        file.write_bytes(content)
+def test_a_damaged_newest_epoch_is_never_resumed_from_in_silence(
+    inproc_session: Session, tmp_path: Path
+) -> None:
+    manager = MultiNodeCheckpointManager(tmp_path / "k")
+    JobRunner(counter(3), manager).run(inproc_session)
+    for epoch in (2, 3):
+        document = Path(manager.get_ckpt_db_name("a", epoch), "zarr.json")
+        document.write_bytes(next(damages(document.read_bytes(), 0)))
+    with pytest.raises(CheckpointCorruptError, match="zarr.json"):
+        JobRunner(counter(5), manager, 3).run(inproc_session)
+    listener = Listener()
+    result = JobRunner(counter(5), manager, callbacks=[listener]).run(inproc_session)
+    assert (result.resumed_from, result.epoch) == (1, 5)
+    assert "Epoch 3 of" in listener.warnings[0]
+    assert "Epoch 2 of" in listener.warnings[1]

@@ -6,8 +6,9 @@ import contextlib
 import gc
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -147,7 +148,7 @@ def go_on(manager: MultiNodeCheckpointManager) -> int:
 def test_a_fault_at_any_operation_loses_no_row(
     every: int, how: Literal["fail", "die"], is_remote: bool, tmp_path: Path
 ) -> None:
-    for k in itertools.count(1 + (every > 1) * (how == "die") * 11, every):
+    for k in itertools.count(1, every):
         place = Place(tmp_path / str(k), is_remote)
         files = place.files(k, how)
         manager = place.manager(keep=KeepLast(3), files=files, take_over=True)
@@ -165,39 +166,32 @@ def test_a_fault_at_any_operation_loses_no_row(
 class OvertakenFiles(FaultyFiles):
     """At an operation, the process stops for as long as another has the directory."""
 
-    def __init__(self, is_time: Callable[[int, str], bool], overtake: Callable[[], object]) -> None:
+    def __init__(self, moment: str | int, overtake: Callable[[], object]) -> None:
         super().__init__(sync=False)
-        self.is_time, self.overtake, self.is_over = is_time, overtake, False
+        self.moment, self.overtake, self.is_over = moment, overtake, False
 
     def before(self, operation: str, path: str) -> None:
         self.count += 1
-        if not self.is_over and self.is_time(self.count, f"{operation} {path}"):
+        is_now = self.moment in (self.count, f"{operation} {path.rpartition('/')[2]}")
+        if is_now and not self.is_over:
             self.is_over = True
             self.overtake()
 
 
-def live_overtaken(place: Place, is_time: Callable[[int, str], bool]) -> bool:
-    """Live, and be taken over once; return whether the time came."""
-    files = OvertakenFiles(is_time, lambda: go_on(place.manager(take_over=True)))
-    live(place.manager(keep=KeepLast(3), files=files, take_over=True))
-    go_on(place.manager(take_over=True))
-    return files.is_over
-
-
-def test_a_run_that_is_taken_over_while_it_looks_for_leftovers_deletes_no_row_of_its_successor(
-    tmp_path: Path,
-) -> None:
-    place = Place(tmp_path)
-    go_on(place.manager())
-    assert live_overtaken(place, lambda _, what: what == f"list {tmp_path}/_histories")
-
-
-@sampled("every", sample=173, nightly=1)
+# Every day, while it looks for leftovers that it may delete; nightly, at any operation.
+@sampled("moments", sample=["list _histories"], nightly=itertools.count(1))
 def test_a_run_that_goes_on_after_it_was_taken_over_changes_no_row_of_its_successor(
-    every: int, tmp_path: Path
+    moments: Iterable[str | int], tmp_path: Path
 ) -> None:
-    for k in itertools.count(1, every):
-        if not live_overtaken(Place(tmp_path / str(k)), lambda count, _, k=k: count == k):
+    for moment in moments:
+        place = Place(tmp_path / str(moment))
+        go_on(place.manager())
+        successor = partial(place.manager, take_over=True)
+        files = OvertakenFiles(moment, lambda successor=successor: go_on(successor()))
+        live(place.manager(keep=KeepLast(3), files=files, take_over=True))
+        go_on(successor())
+        if not files.is_over:
+            assert moment == files.count + 1
             return
 
 
