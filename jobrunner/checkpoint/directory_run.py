@@ -40,7 +40,12 @@ from jobrunner.checkpoint.retention import Retention
 from jobrunner.checkpoint.storage import join_path, write_remedy
 from jobrunner.checkpoint.worker_save import Receipt, SaveOrder, Written
 from jobrunner.define import ArrayOptions
-from jobrunner.errors import CheckpointError, CheckpointWriteError, DefinitionError
+from jobrunner.errors import (
+    CheckpointError,
+    CheckpointWriteError,
+    CommitConflictError,
+    DefinitionError,
+)
 from jobrunner.names import HISTORIES, check_distinct, parse_store_name
 from jobrunner.positions import Position
 from jobrunner.texts import get_logger, listed
@@ -514,6 +519,8 @@ class DirectoryRun:
     def _delete(self, names: Sequence[str]) -> None:
         try:
             self.directory.log.check_held()
+        except CommitConflictError:
+            pass  # which ends this run; the other one deletes them
         except CheckpointError as error:
             logger.warning(
                 "%s: %s of a failed save are not deleted: %s",

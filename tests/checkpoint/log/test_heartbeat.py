@@ -187,6 +187,19 @@ def test_a_run_that_is_taken_over_at_once_deletes_nothing_of_its_successor(tmp_p
     assert MultiNodeCheckpointManager(tmp_path).epochs() == [0]
 
 
+def test_a_run_that_was_taken_over_leaves_its_stores_to_the_other_and_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = (MultiNodeCheckpointManager(tmp_path, take_over=True) for _ in range(2))
+    first.run.start(["a"], {})
+    Save(first, Position(0)).write({"a": Workspace("a")})
+    second.run.start(["a"], {})
+    first.run.end()
+    assert caplog.text.count("has taken over") == 1
+    second.run.end()
+    assert not (tmp_path / "a.0").exists()
+
+
 def test_a_newcomer_keeps_its_traces_while_another_cleans_up(tmp_path: Path) -> None:
     path = tmp_path / "k"
     newcomer = MultiNodeCheckpointManager(path, take_over=True)
