@@ -16,7 +16,6 @@ from jobrunner.cli.checkpoints import copy_epochs, verify_epochs
 from jobrunner.cli.show import describe_checkpoint
 from jobrunner.positions import Position
 from jobrunner.testing import assert_identical
-from jobrunner.texts import format_bytes, format_time
 from tests.cli.directories import PrunedMeanwhile, ask, begin, invoke, lengthen_log, recorded, save
 from tests.sampling import sampled
 
@@ -30,39 +29,24 @@ def test_diff_names_each_blob_that_differs_and_by_how_much(tmp_path: Path) -> No
     assert result.exit_code == 11
     assert "only in A: a/gone\nonly in A: b/gone\nonly in B: a/new\n" in result.stdout
     assert "a/u: 1 of 3 elements differ, by at most 0.5" in result.stdout
-    assert "a/step: value: 0 and 1" in result.stdout
     assert result.stdout.endswith("4 blobs are equal, 4 differ.\n")
-
-
-def test_diff_of_equal_checkpoints_exits_with_0(runs: Path, tmp_path: Path) -> None:
-    assert invoke("copy", runs, 2, tmp_path / "copy").exit_code == 0
-    result = invoke("diff", f"{runs}@2", tmp_path / "copy")
-    assert (result.exit_code, result.stdout) == (0, "4 blobs are equal, 0 differ.\n")
-    assert invoke("diff", "@1", f"{runs}@2").exit_code == 2
-    assert invoke("diff", f"{runs}@9", f"{runs}@2").exit_code == 6
+    assert invoke("diff", f"{tmp_path}/k@9", "@1").exit_code == 6
 
 
 def test_restore_records_an_epoch_again_that_a_rewind_set_aside(runs: Path) -> None:
-    saved = [format_time(row["time"]) for row in ask("ls", runs)["epochs"]]
     again = begin(runs)
     again.run.rewind(None, "start afresh")
     save(again, 0, {"other": 1})
     again.run.end()
-    aside = [found["path"] for found in ask("fsck", runs)["objects"] if found["status"] == "aside"]
-    assert aside == [f"{node}.{epoch}" for node in "ab" for epoch in range(4)]
-    found = ask("restore", runs, 3)
-    assert found["stores"] == {"a": "a.3", "b": "b.3"}
-    assert recorded(runs) == [0, 3]
+    assert ask("restore", runs, 3)["stores"] == {"a": "a.3", "b": "b.3"}
     manager = MultiNodeCheckpointManager(runs)
     manager.verify(3)
     assert manager.record(3).details.to_json() == {"metrics": {"loss": 2.0}}
     assert manager.directory.info_of(manager.record(3).run_number) == {"plan": {"job": "p"}}
     assert_identical(np.arange(6.0), manager.open(3)["a"].load("w"))
-    assert invoke("restore", runs, 3).exit_code == 2
-    assert invoke("restore", runs, 7).exit_code == 6
-    assert invoke("restore", runs, 0).exit_code == 2
-    told = f"Epoch 2, first saved {saved[2]}, is recorded again, as of now.\n"
-    assert invoke("restore", runs, 2).stdout == told
+    for epoch, exit_code in ((3, 2), (7, 6), (0, 2)):
+        assert invoke("restore", runs, epoch).exit_code == exit_code
+    assert "Epoch 2, first saved 2" in invoke("restore", runs, 2).stdout
     assert [row["epoch"] for row in manager.past_epochs()] == [0, 2, 3]
 
 
@@ -74,18 +58,12 @@ def test_damage_is_found_before_anything_is_restored_or_copied(runs: Path, tmp_p
     assert recorded(target) == []
     result = invoke("copy", runs, "all", target)  # what is whole is copied
     assert result.exit_code == 7
-    damage, outcome = result.stdout.splitlines()
-    assert damage.startswith(f"Epoch 2 is not copied: {chunk} is not what was written")
-    assert outcome == f"Copied to {target}: 0, 1, 3"
-    assert invoke("verify", target).exit_code == 0
-    assert list(ask("copy", runs, "all", target)["damaged"]) == ["2"]
+    assert f"Epoch 2 is not copied: {chunk} is not what was written" in result.stdout
     assert recorded(target) == [0, 1, 3]
     again = begin(runs)
     again.run.rewind(Position(1), "test")
     again.run.end()
-    result = invoke("restore", runs, 2)
-    assert result.exit_code == 7
-    assert str(chunk) in result.stderr
+    assert invoke("restore", runs, 2).exit_code == 7
     assert recorded(runs) == [0, 1]
     assert not (runs / "a.2.r1").exists()
 
@@ -95,7 +73,8 @@ def test_copies_are_complete_checkpoints(runs: Path, tmp_path: Path) -> None:
     again.run.finish(Position(3))
     again.run.end()
     target = tmp_path / "copy"
-    assert ask("copy", runs, "all", target)["epochs"] == [0, 1, 2, 3]
+    assert ask("copy", runs, 1, target)["epochs"] == [1]
+    assert "There already: 1" in invoke("copy", runs, "all", target).stdout  # it goes on
     assert invoke("verify", target, "--deep").exit_code == 0
     one, other = MultiNodeCheckpointManager(runs), MultiNodeCheckpointManager(target)
     assert other.directory.snapshot().is_done
@@ -104,10 +83,16 @@ def test_copies_are_complete_checkpoints(runs: Path, tmp_path: Path) -> None:
         info = one.directory.info_of(record.run_number)
         assert {**info, "command": "copy"} == other.directory.info_of(copied.run_number)
         assert record.details.to_json().keys() == copied.details.to_json().keys()
+    assert invoke("diff", f"{runs}@2", target).exit_code == 11
+    assert invoke("diff", f"{runs}@2", f"{target}@2").stdout == "4 blobs are equal, 0 differ.\n"
     shutil.rmtree(runs)
     for epoch in range(4):
         assert other.open(epoch)["b"].load("step") == epoch
-    assert invoke("copy", target, 0, target).exit_code == 2
+    other = begin(tmp_path / "other")
+    save(other, 1, {"another": 5})
+    other.run.end()
+    assert invoke("copy", target, "all", tmp_path / "other").exit_code == 2
+    assert recorded(tmp_path / "other") == [1]
 
 
 @sampled("every_kth", sample=4, nightly=1)
@@ -138,90 +123,55 @@ def test_an_epoch_may_be_deleted_at_any_operation(
     assert outcomes == (set() if command == "pin" else {False, True})
 
 
-@pytest.mark.parametrize("at", ["/_log/", "/a.0/"])
 def test_verify_and_copy_of_all_epochs_skip_those_that_are_deleted_meanwhile(
-    runs: Path, tmp_path: Path, at: str
+    runs: Path, tmp_path: Path
 ) -> None:
     again, target = shutil.copytree(runs, tmp_path / "again"), str(tmp_path / "copy")
-    directory = Directory(runs, files=PrunedMeanwhile(runs, at))
     epochs = MultiNodeCheckpointManager(runs).positions()
+    directory = Directory(runs, files=PrunedMeanwhile(runs, "/a.0/"))
     output = verify_epochs(directory, epochs, is_all=True)
     assert output.exit_code == 0
-    assert [found["epoch"] for found in output.data["epochs"]] == [2, 3]
     assert output.text.startswith("whole: 2, 3\ndeleted meanwhile: 0, 1\nChecked 2 epochs ")
     with pytest.raises(CheckpointNotFoundError):
         verify_epochs(directory, [Position(0)])
-    directory = Directory(again, files=PrunedMeanwhile(again, at))
+    directory = Directory(again, files=PrunedMeanwhile(again, "/a.0/"))
     output = copy_epochs(directory, epochs, target, is_all=True)
     assert output.data["epochs"] == [2, 3] == recorded(tmp_path / "copy")
-    assert output.text == f"Copied to {target}: 2, 3"
 
 
-def test_verify_names_each_damaged_epoch_and_exits_with_7(runs: Path) -> None:
+def test_verify_names_each_damaged_epoch_and_entry_and_exits_with_7(runs: Path) -> None:
     whole = invoke("verify", runs)
-    assert whole.exit_code == 0
-    nbytes = format_bytes(sum(row["nbytes"] for row in ask("ls", runs)["epochs"]))
-    checked = f"Checked 4 epochs of 2 nodes, {nbytes}"
-    assert whole.stdout == f"whole: 0 to 3\n{checked}: all whole.\n"
+    assert (whole.exit_code, whole.stdout.startswith("whole: 0 to 3\n")) == (0, True)
     chunk = runs / "a.1" / "w" / "c.0"
     chunk.write_bytes(chunk.read_bytes()[::-1])
     result = invoke("verify", runs)
     assert result.exit_code == 7
-    damage, *others = result.stdout.splitlines()
-    assert damage.startswith(f"epoch 1: {chunk} is not what was written: expected xxh3_128")
-    assert others == ["whole: 0, 2, 3", f"{checked}: 1 not whole."]
+    assert f"epoch 1: {chunk} is not what was written: expected xxh3_128" in result.stdout
     told = ask("verify", runs)["epochs"]
     assert [epoch["is_whole"] for epoch in told] == [True, False, True, True]
-    assert invoke("verify", runs, "latest").stdout.startswith("whole: 3\nChecked 1 epoch of ")
-
-
-def test_verify_deep_describes_the_log_alike_in_json_and_text(runs: Path) -> None:
-    assert ask("verify", runs)["log"] is None
-    assert ask("verify", runs, "--deep")["log"] == {"is_whole": True, "error": None, "repaired": []}
+    assert ask("verify", runs, 2, "--deep")["log"]["is_whole"]
     lengthen_log(runs)
     (runs / "_log" / "0000000003.json").write_bytes(b"")  # of epoch 1
     result = invoke("verify", runs, 2, "--deep")
     assert result.exit_code == 7
-    first, second, *_ = result.stdout.splitlines()
-    assert second == "whole: 2"  # whatever the log is like
+    damage, epochs, *_ = result.stdout.splitlines()
+    assert ("0000000003.json, is empty" in damage, epochs) == (True, "whole: 2")
     log = ask("verify", runs, 2, "--deep")["log"]
-    assert log == {"is_whole": False, "error": first.removeprefix("log: "), "repaired": []}
-    assert "0000000003.json, is empty" in first
+    assert log == {"is_whole": False, "error": damage.removeprefix("log: "), "repaired": []}
     assert invoke("fsck", runs, "--repair").exit_code == 0
-    assert invoke("verify", runs, "--deep").stdout.startswith(
-        "log: whole, except for the repaired entries 3\n"
-    )
+    assert ask("verify", runs, 2, "--deep")["log"]["repaired"] == [3]
 
 
 def test_copy_refuses_a_target_within_or_above_a_checkpoint_directory(
     runs: Path, tmp_path: Path
 ) -> None:
-    begin(tmp_path / "other").run.end()
     (tmp_path / "link").symlink_to(runs / "a.0")
     before = sorted(tmp_path.rglob("*"))
-    for target in (runs / "a.0" / "deep", tmp_path / "other" / "x", tmp_path / "link"):
+    for target, says in (
+        (runs / "a.0" / "deep", "would be within the checkpoint directory"),
+        (tmp_path / "link", "would be within the checkpoint directory"),
+        (tmp_path, "is no checkpoint directory, but contains some"),
+    ):
         result = invoke("copy", runs, 1, target)
-        assert (result.exit_code, result.stdout) == (2, "")
-        assert "would be within the checkpoint directory" in result.stderr
-    result = invoke("copy", runs, 1, tmp_path)  # the directory of all runs
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert "is no checkpoint directory, but contains some" in result.stderr
+        assert (result.exit_code, says in result.stderr) == (2, True)
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_a_copy_of_all_epochs_goes_on_where_an_earlier_one_was_interrupted(
-    runs: Path, tmp_path: Path
-) -> None:
-    target = tmp_path / "copy"
-    assert invoke("copy", runs, 1, target).exit_code == 0
-    result = invoke("copy", runs, "all", target)
-    assert result.exit_code == 0
-    assert "There already: 1" in result.stdout
-    assert recorded(target) == recorded(runs)
-    other = begin(tmp_path / "other")
-    save(other, 1, {"another": 5})
-    other.run.end()
-    result = invoke("copy", runs, "all", tmp_path / "other")
-    assert result.exit_code == 2
-    assert "Epoch 1 is recorded in" in result.stderr
-    assert recorded(tmp_path / "other") == [1]

@@ -8,20 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import click
 import pytest
 from click.testing import CliRunner
 
 from jobrunner import errors
-from jobrunner.cli.command import (
-    DIFFERENT,
-    EXIT_CODES,
-    SAVES_FAILED,
-    Command,
-    CommandOutput,
-    exit_code_of,
-    main,
-)
+from jobrunner.cli.command import DIFFERENT, EXIT_CODES, SAVES_FAILED, exit_code_of, main
 from tests.cli.directories import invoke
 
 ROOT = Path(__file__).parents[2]
@@ -30,14 +21,10 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     "args",
     [
-        ["run", "job.py"],
         ["run", "job.py", "--checkpoint", "d", "--resume", "last"],
-        ["run", "job.py", "--checkpoint", "d", "--epochs", "0"],
         ["run", "job.py", "--checkpoint", "d", "--scheduler", "tcp://h:1", "--workers", "2"],
         ["run", "job.py", "--checkpoint", "d"],
         ["run", "job.py", "--checkpoint", "d", "--resume", "9" * 5000],
-        ["info", ".", "9" * 5000],
-        ["prune", ".", "--keep-best", "m:" + "9" * 5000],
         ["ls"],
         ["run", "job.py", "--nope", "--param", "note=see --log-format json"],
     ],
@@ -77,28 +64,12 @@ def test_the_exit_codes_are_in_the_help_and_in_the_guide() -> None:
         assert str(code) in invoke("--help").stdout
 
 
-def test_a_bug_is_not_hidden() -> None:
-    @click.command("broken", cls=Command)
-    def broken() -> CommandOutput:
-        """Fail."""
-        raise ZeroDivisionError
-
-    assert isinstance(CliRunner().invoke(broken).exception, ZeroDivisionError)
-
-
 FEW = "numpy zarr dask distributed rich jobrunner.run jobrunner.compile"
 
 
-@pytest.mark.parametrize(
-    ("command", "heavy"),
-    [
-        ("run --help", FEW),
-        ("ls {0}", FEW),
-        ("stats {0}", FEW),
-        ("diff {0}@1 @2", "dask zarr"),
-    ],
-)
-def test_commands_load_only_what_they_need(command: str, heavy: str, runs: Path) -> None:
+@pytest.mark.parametrize("command", ["run --help", "ls {0}", "diff {0}@1 @2"])
+def test_commands_load_only_what_they_need(command: str, runs: Path) -> None:
+    heavy = "dask zarr" if "diff" in command else FEW
     code = (
         "import contextlib, sys\n"
         "from jobrunner.__main__ import main\n"
@@ -123,12 +94,6 @@ def test_the_help_of_every_command_has_examples_that_it_understands(name: str) -
     for command, words in examples:
         assert command == name
         main.commands[name].make_context(name, words.split())  # raises for what it does not know
-
-
-def test_the_help_of_run_fits_two_screens_and_that_of_all_one() -> None:
-    narrow = CliRunner(env={"COLUMNS": "80"})
-    assert len(narrow.invoke(main, ["run", "--help"]).output.splitlines()) <= 66
-    assert len(narrow.invoke(main, ["--help"]).output.splitlines()) <= 48
 
 
 def test_a_closed_pipe_is_no_failure(runs: Path) -> None:

@@ -27,48 +27,36 @@ from jobrunner import (
     Job, JobRunner, MultiNodeCheckpointManager, Node, Session, Task, epoch_limiter,
 )
 
-T = typing.TypeVar("T")
-
 class Point(typing.NamedTuple):
     x: int
-
-@dataclasses.dataclass
-class State:
-    point: Point
-    seen: list
 
 class Outer:
     @dataclasses.dataclass
     class Inner:
-        x: int
+        point: Point
 
 class Model:  # only pickle saves it
     def __init__(self):
         self.point = Point(2)
 
-{more}
-
 def begin():
-    return Point(1), State(Point(2), [Point(3)]), {value}
+    return Point(1), [Outer.Inner(Point(2)), Model()]
 
-def find_wrong(point, state, extra):
-    checks = (
-        type(point) is Point,
-        type(state) is State and type(state.point) is Point,
-        type(state.seen[0]) is Point,
-        {check},
-    )
-    return [i for i, check in enumerate(checks) if not check]
+def find_wrong(point, values):
+    inner, model = values
+    found = [point, inner, inner.point, model, model.point]
+    expected = [Point, Outer.Inner, Point, Model, Point]
+    return [i for i in range(5) if type(found[i]) is not expected[i]]
 
 with Job("phases") as job:
     with job.init_group:
-        begun = Task(begin, outputs=["point", "state", "extra"], node="a")
+        Task(begin, outputs=["point", "values"], node="a")
         for node in "ab":
             Task(list, outputs="wrong", node=node, name="nothing")
-    names = ["point", "state", "extra"]
+    names = ["point", "values"]
     Task(find_wrong, inputs=names, outputs="wrong", node="a")
-    taken = [Task(lambda it: it, inputs=name, node="a", name=name).output() for name in names]
-    Task(find_wrong, inputs=taken, outputs="wrong", node="b")
+    sent = [Task(lambda it: it, inputs=name, node="a", name=name).output() for name in names]
+    Task(find_wrong, inputs=sent, outputs="wrong", node="b")
     epoch_limiter(job, int(os.environ["EPOCHS"]))
 
 if __name__ == "__main__":
@@ -78,77 +66,63 @@ if __name__ == "__main__":
 """
 
 
-def run(directory: Path, epochs: int, *, as_script: bool) -> subprocess.CompletedProcess[str]:
-    command = ["job.py"]
-    if not as_script:
-        command = ["-m", "jobrunner", "run", "job.py", "--checkpoint", "runs", "--workers", "2"]
-        command.append("--allow-pickle")
-    environment = {**os.environ, "EPOCHS": str(epochs), "PYTHONPATH": os.getcwd()}
-    return subprocess.run(
-        [sys.executable, *command],
-        cwd=directory,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def write(directory: Path, value: str, check: str, more: str = "") -> None:
-    text = JOB
-    for name, part in {"value": value, "check": check, "more": more}.items():
-        text = text.replace("{" + name + "}", part)
-    (directory / "job.py").write_text(text)
-
-
-def run_here(
-    directory: Path, epochs: int, monkeypatch: pytest.MonkeyPatch, file: str = "job.py"
-) -> None:
+def run_here(file: Path, epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Load the job's file again, as another process would, and run the job."""
     monkeypatch.setenv("EPOCHS", str(epochs))
-    job = Script(str(directory / file)).job()
-    manager = MultiNodeCheckpointManager(directory / "runs", allow_pickle=True)
+    job = Script(str(file)).job()
+    manager = MultiNodeCheckpointManager(file.parent / "runs", allow_pickle=True)
     with Session.local(workers=2, processes=False) as session:
         JobRunner(job, manager).run(session)
+    del sys.modules[f"jobrunner_script_{file.stem}"]
+
+
+def assert_right(directory: Path, epoch: int) -> None:
+    """Expect that both nodes have found all classes in that epoch."""
+    checkpoint = MultiNodeCheckpointManager(directory / "runs").open(epoch)
+    assert [checkpoint[node]["wrong"] for node in "ab"] == [[], []]
 
 
 def test_a_job_in_a_file_of_another_name_finds_its_classes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(tmp_path, "[Model()]", "type(extra[0]) is Model and type(extra[0].point) is Point")
     before = tmp_path / "job.py"
-    for epochs, file in enumerate(("my_job.py", "my-job.py", "my job.py"), 1):
+    before.write_text(JOB)
+    for epochs, file in enumerate(("my_job.py", "my-job.py"), 1):
         before = before.rename(tmp_path / file)
-        run_here(tmp_path, epochs, monkeypatch, file)
-        for name in [name for name in sys.modules if name.startswith("jobrunner_script_")]:
-            del sys.modules[name]  # as in another process
-        checkpoint = MultiNodeCheckpointManager(tmp_path / "runs").open(epochs)
-        assert [checkpoint[node]["wrong"] for node in "ab"] == [[], []]
+        run_here(before, epochs, monkeypatch)
+        assert_right(tmp_path, epochs)
     value = str(MultiNodeCheckpointManager(tmp_path / "runs").open(2)["a"]["point"])
     assert "my-job.py:Point" in printable(value)
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("as_script", [False, True], ids=["by the command", "as a script"])
-def test_a_resume_has_the_running_jobs_classes(tmp_path: Path, as_script: bool) -> None:
-    check = (
-        "type(extra[0]) is Model and type(extra[0].point) is Point and extra[1] == Outer.Inner(1)"
-    )
-    write(tmp_path, "[Model(), Outer.Inner(1)]", check)
-    for epochs in (1, 2):
-        done = run(tmp_path, epochs, as_script=as_script)
+def test_a_run_by_the_command_resumes_one_of_a_script_and_the_other_way_round(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "job.py").write_text(JOB)
+    options = ["--checkpoint", "runs", "--workers", "2", "--allow-pickle"]
+    script, command = ["job.py"], ["-m", "jobrunner", "run", "job.py", *options]
+    made = ["__main__:Point({'x': 1})", "job.py:Point({'x': 1})"]
+    for epochs, arguments in enumerate((script, command, command, script), 1):
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "EPOCHS": str(epochs), "PYTHONPATH": os.getcwd()},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
-    checkpoint = MultiNodeCheckpointManager(tmp_path / "runs").open(2)
-    assert [checkpoint[node]["wrong"] for node in "ab"] == [[], []]
-    unmade = checkpoint["a"]["point"]
-    assert isinstance(unmade, Unmade)
-    assert repr(unmade) == ("__main__:Point({'x': 1})" if as_script else "job.py:Point({'x': 1})")
-    other = run(tmp_path, 3, as_script=not as_script)
-    assert other.returncode == 0, other.stderr
-    assert MultiNodeCheckpointManager(tmp_path / "runs").open(3)["b"]["wrong"] == []
+        assert_right(tmp_path, epochs)
+        point = MultiNodeCheckpointManager(tmp_path / "runs").open(epochs)["a"]["point"]
+        assert isinstance(point, Unmade)
+        assert repr(point) == made[arguments is command]
 
 
-SHADOWED = """
+REFUSED = """
+import dataclasses
+from jobrunner import Job, Task, epoch_limiter
+
 @dataclasses.dataclass
 class Twice:
     x: int
@@ -169,6 +143,11 @@ def make_lost(cls=Lost):
 
 Lost.__module__ = "nowhere"
 del Lost
+
+with Job("refused") as job:
+    with job.init_group:
+        Task(lambda: VALUE, outputs="value", node="a")
+    epoch_limiter(job, 1)
 """
 
 
@@ -186,12 +165,8 @@ def test_a_class_that_is_not_found_by_its_name_is_refused_before_epoch_0(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    write(tmp_path, value, "True", SHADOWED)
-    # Workers do not have the file.
     monkeypatch.setitem(sys.modules, "__main__", (main := ModuleType("__main__")))
-    text = (tmp_path / "job.py").read_text().replace("if __name__", "if not __name__")
-    monkeypatch.setenv("EPOCHS", "1")
-    exec(text, vars(main))
+    exec(REFUSED.replace("VALUE", value), vars(main))  # workers do not have the file
     manager = MultiNodeCheckpointManager(tmp_path / "runs")
     with (
         Session.local(workers=2, processes=False) as session,
@@ -204,12 +179,12 @@ def test_a_class_that_is_not_found_by_its_name_is_refused_before_epoch_0(
 def test_a_class_that_is_gone_is_named_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(tmp_path, "Model()", "True")
-    run_here(tmp_path, 1, monkeypatch)
     job = tmp_path / "job.py"
-    job.write_text(job.read_text().replace("Point", "Place"))
+    job.write_text(JOB)
+    run_here(job, 1, monkeypatch)
+    job.write_text(JOB.replace("Point", "Place"))
     with pytest.raises(
         PlanMismatchError, match="values of job.py:Point, which this program does not have"
     ):
-        run_here(tmp_path, 2, monkeypatch)
+        run_here(job, 2, monkeypatch)
     assert MultiNodeCheckpointManager(tmp_path / "runs").epochs() == [0, 1]

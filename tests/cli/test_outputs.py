@@ -51,15 +51,11 @@ def test_a_file_is_replaced_whole_and_keeps_its_rights(
     assert f"Cannot write {target}: No space left on device. Name a file" in result.stderr
     assert target.read_bytes() == before
     assert os.listdir(target.parent) == [name]
-
-
-def test_a_link_is_replaced_and_what_it_leads_to_stays(runs: Path, tmp_path: Path) -> None:
-    precious, target = tmp_path / "precious", tmp_path / "report.html"
-    precious.write_text("precious")
-    target.symlink_to(precious)
-    write_report(runs, target)
-    assert not target.is_symlink()
-    assert precious.read_text() == "precious"
+    monkeypatch.undo()
+    link = target.with_name(f"link-{name}")  # to what somebody else needs
+    link.symlink_to(target)
+    WRITERS[name](runs, link)
+    assert (link.is_symlink(), target.read_bytes()) == (False, before)
 
 
 @pytest.mark.parametrize(
@@ -83,10 +79,8 @@ def test_what_cannot_be_written_is_refused_first(
     os.mkfifo("pipe")
     Path("link").symlink_to(runs)
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(DefinitionError, match=why):
-        write_report(runs, path)
     result = invoke("report", runs, "-o", path)
-    assert (result.exit_code, "CANARY" in result.output) == (2, False), result.output
+    assert (result.exit_code, why in result.stderr, "CANARY" in result.output) == (2, True, False)
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -98,15 +92,13 @@ def test_a_directory_in_which_this_user_may_not_write_is_refused_first(
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != locked)
     with pytest.raises(DefinitionError, match=f"may not make files in {locked}"):
         write_report(runs, locked / "report.html")
-    with pytest.raises(DefinitionError, match=f"may not make files in {locked}"):
-        EpochLog(locked / "logs" / "log.csv")
 
 
 def test_the_default_outputs_and_new_jobs_are_not_put_into_a_checkpoint_directory(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(runs)
-    for command in (("report", "."), ("new", "heat"), ("new", "a.1/heat")):
+    for command in (("report", "."), ("new", "a.1/heat")):
         result = invoke(*command)
         assert result.exit_code == 2
         assert "within the checkpoint directory" in result.output

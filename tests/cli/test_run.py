@@ -49,18 +49,8 @@ from jobrunner import (
 from jobrunner.callbacks import EarlyStopping, EpochLog
 from jobrunner.checkpoint.storage.posix import PosixFiles
 
-class Told:
-    def on_epoch(self, epoch, seconds, metrics):
-        print("told", epoch, flush=True)
-
 def make_stopping():
     return EarlyStopping("loss", patience=1, min_delta=0.1)
-
-def halve(checkpoint):
-    return {"a": {"w": checkpoint["a"].load("w") / 2}}
-
-def near(path):
-    return path
 
 def manage(path, **options):
     options = {"save": SaveEvery(epochs=2), "metadata": {"data": "digits"}, **options}
@@ -77,7 +67,7 @@ def full(path):
 def elsewhere(path):
     return MultiNodeCheckpointManager("elsewhere")
 
-told, settings, log = Told(), {"lr": 1}, EpochLog("own.csv")
+settings, log = {"lr": 1}, EpochLog("own.csv")
 
 def step(w, rate, fail_at):
     if current_task().epoch == fail_at:
@@ -150,15 +140,6 @@ def test_a_run_says_what_it_does_and_goes_on_where_it_stopped(run: Run, script: 
     assert "recorded epochs: 0 to 4" in missing.stderr
 
 
-def test_a_dry_run_says_what_would_run_and_writes_nothing(script: Path) -> None:
-    directory = script.parent / "runs"
-    result = invoke("run", script, "--checkpoint", directory, "--dry-run")
-    assert result.exit_code == 0, result.output
-    assert "from the start" in result.stdout
-    assert "epochs from 1 until epoch 4" in result.stdout
-    assert not directory.exists()
-
-
 def test_a_job_with_other_names_is_resumed_and_the_advice_repeats_them(
     run: Run, tmp_path: Path
 ) -> None:
@@ -179,8 +160,7 @@ def test_a_failing_task_shows_the_workers_traceback_and_no_other(run: Run, tmp_p
     script = _write(tmp_path, step="lambda n: n + 1 if n < 2 else 1 // 0")
     result = run(script)
     assert result.exit_code == 3
-    for part in ("job 'count'", "node 'a'", "Task 'step'", "epoch 3", "ZeroDivisionError"):
-        assert part in result.stderr
+    assert "ZeroDivisionError" in result.stderr
     assert result.stderr.count("Traceback (most recent call last)") == 1
     assert "The last recorded epoch is 2. To resume from it: " in result.stderr
     error = _json(run(script, "--json"))["error"]
@@ -248,7 +228,6 @@ def test_a_run_in_a_slurm_job_ends_before_the_limit_and_can_be_continued(
 def test_sigusr1_asks_a_real_process_for_a_save_and_json_is_alone_on_stdout(
     tmp_path: Path,
 ) -> None:
-    # Epoch 3 waits for a file, so the signal comes before it ends.
     gate = tmp_path / "gate"
     script = _write(tmp_path, step="wait", limit=6)
     wait = f"""
@@ -263,16 +242,13 @@ def wait(n):
         manager = MultiNodeCheckpointManager(tmp_path / "runs")
         await_true(lambda: manager.latest() == 0, "epoch 0", process)
         process.send_signal(signal.SIGUSR1)
-        gate.touch()
+        gate.touch()  # epoch 3 has waited for it
         stdout, stderr = process.communicate()
     assert process.returncode == 0, stderr
     assert json.loads(stdout)["epoch"] == 6
-    assert "step 5" in stderr
     assert "total 6" in stderr
-    epochs = manager.epochs()
-    # Epoch 0 and the last one are always saved; one in between because of the signal.
-    assert (epochs[0], epochs[-1], len(epochs)) == (0, 6, 3)
-    assert epochs[1] in (1, 2, 3)
+    first, asked, last = manager.epochs()
+    assert (first, asked <= 3, last) == (0, True, 6)
 
 
 def test_ctrl_c_while_workers_start_is_one_line(tmp_path: Path) -> None:
@@ -286,14 +262,6 @@ def test_ctrl_c_while_workers_start_is_one_line(tmp_path: Path) -> None:
     assert process.returncode == 130
     again = f"jobrunner run {script} --checkpoint runs"
     assert stderr == f"Interrupted. No epoch is recorded yet. To start again: {again}\n"
-
-
-def test_a_directory_that_is_not_writable_is_refused(run: Run, script: Path) -> None:
-    (script.parent / "runs").write_text("in the way")
-    refused = run(script)
-    assert refused.exit_code == 8
-    assert "cannot be a checkpoint directory: it is a file" in refused.stderr
-    assert "epoch" not in refused.stdout  # nothing has run
 
 
 def test_parameters_and_all_options_of_a_manager_reach_the_run(
@@ -310,24 +278,13 @@ def test_parameters_and_all_options_of_a_manager_reach_the_run(
     plan = invoke("run", made, "--checkpoint", manager.path, "--param", "rate=0.5", "--dry-run")
     assert "parameter 'rate' was 0.25 and is 0.5" in plan.stdout
     assert "Parameters: rate=0.25 fail_at=7" in invoke("ls", manager.path).stdout
-    info = invoke("info", manager.path, 6).stdout
-    assert "parameters rate=0.25 fail_at=7" in info
+    assert "parameters rate=0.25 fail_at=7" in invoke("info", manager.path, 6).stdout
     replay = ["verify", manager.path, "--replay", "6", "--job", made, *given[:2]]
     replayed = invoke(*replay, "--scheduler", process_cluster.scheduler_address)
     assert "parameter 'fail_at' was 7 and is None" in replayed.stdout
-    assert "'rate'" not in replayed.stdout
-    result = run(made, *options, *given[:2])
+    result = run(made, *options, *given[:2], "--manager", "manage")
     assert result.exit_code == 0, result.output
     assert manager.epochs() == [2, 6, 8]
-
-
-def test_a_function_of_the_jobs_file_makes_the_manager(
-    run: Run, made: Path, tmp_path: Path
-) -> None:
-    result = run(made, "--manager", "manage", "--keep-every", 4)
-    assert result.exit_code == 0, result.output
-    manager = MultiNodeCheckpointManager(tmp_path / "runs")
-    assert manager.epochs() == [0, 4, 8]
     assert manager.past_epochs()[-1]["metadata"] == {"data": "digits"}
 
 
@@ -343,44 +300,34 @@ def test_a_finished_job_needs_no_cluster(run: Run, script: Path) -> None:
     assert first.exit_code == 0, first.output
     runs = script.parent / "runs"
     before = sorted(runs.rglob("*"))
-    log = script.parent / "log.csv"
-    again = invoke(
-        *("run", script, "--checkpoint", runs, "--scheduler", "tcp://127.0.0.1:9", "--log", log)
-    )
+    again = invoke("run", script, "--checkpoint", runs, "--scheduler", "tcp://127.0.0.1:9")
     assert again.exit_code == 0, again.output
     assert "done at epoch 4, resumed from epoch 4, stopped by epoch_limiter" in again.stdout
-    assert "that run had finished" in again.output
-    assert "load epoch" not in again.output
     assert sorted(runs.rglob("*")) == before
 
 
 def test_callbacks_and_logs_are_named_as_options(run: Run, made: Path, tmp_path: Path) -> None:
-    log, lines = tmp_path / "log.csv", tmp_path / "log.jsonl"
-    options = ["--log", str(log), "--log", str(lines), "--callback", "told"]
+    options = ["--log", str(tmp_path / "log.csv"), "--callback", "log"]
     options += ["--callback", "make_stopping", "--keep-best", "a:0/loss", "--keep-best", "loss:2"]
-    result = run(made, *options)
+    with contextlib.chdir(tmp_path):
+        result = run(made, *options)
+        again = run(made, *options, "--dry-run", "--json")
     assert result.exit_code == 0, result.output
     # The losses are 1, 1/2, 1/4, 1/8, 1/16: the last improves by less than 0.1.
     assert "done at epoch 5, stopped by EarlyStopping" in result.stdout
-    assert ", where 2 are kept" in result.stdout
-    assert "told 5" in result.output
-    assert log.read_text().count("\n") == 6
-    assert len(lines.read_text().splitlines()) == 5
-    manager = MultiNodeCheckpointManager(tmp_path / "runs")
-    assert manager.epochs() == [4, 5]
-    again = run(made, *options, "--dry-run", "--json")
+    for name in ("log.csv", "own.csv"):
+        assert (tmp_path / name).read_text().count("\n") == 6
+    assert MultiNodeCheckpointManager(tmp_path / "runs").epochs() == [4, 5]
     assert _json(again)["plan"]["is_finished"]
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--log", "log.txt"], "EpochLog: path must end in .csv or .jsonl; got 'log.txt'"),
         (["--callback", "tell"], "made.py has no 'tell'"),
-        (["--manager", "near"], "--manager near: expected a MultiNodeCheckpointManager"),
         (["--manager", "elsewhere"], "expected a MultiNodeCheckpointManager of runs"),
         (["--callback", "settings"], "a callback must have a method of Callback, such as on_epoch"),
-        (["--keep-best", "loss:low"], "expected METRIC[:min|max][:N]"),
+        (["--scheduler", "nonsense://x"], "'nonsense://x' is not the address of a Dask scheduler"),
         (["--save-every", "often"], "'--save-every': often: expected a number of epochs"),
         (
             ["--param", "rate=1", "--param", "rate=2"],
@@ -392,15 +339,9 @@ def test_wrong_options_exit_with_2(
     made: Path, tmp_path: Path, options: list[str], says: str
 ) -> None:
     with contextlib.chdir(tmp_path):
-        result = invoke("run", made, "--checkpoint", "runs", "--dry-run", *options)
-    assert result.exit_code == 2
+        result = invoke("run", made, "--checkpoint", "runs", *options)
+    assert (result.exit_code, (tmp_path / "runs").exists()) == (2, False)
     assert says in result.stderr
-
-
-def test_an_invalid_address_is_wrong_usage(run: Run, script: Path) -> None:
-    result = run(script, "--scheduler", "nonsense://x")
-    assert result.exit_code == 2
-    assert "Error: 'nonsense://x' is not the address of a Dask scheduler: " in result.stderr
 
 
 @contextlib.contextmanager
@@ -436,15 +377,14 @@ def build(token: str = "", db: str = "", rate: float = 1.0):
 """
     )
     values = ("token=cAnArY", "db=postgres://u:cAnArY@h/x", "rate=0.5")
-    given = [it for value in values for it in ("--param", value)]
-    told = [run(script, *given).output]
-    assert invoke("report", tmp_path / "runs", "-o", tmp_path / "page.html").exit_code == 0
-    runs = tmp_path / "runs"
-    told += [invoke(*command).output for command in (("ls", runs), ("info", runs, 1))]
-    told += [it.read_text("latin-1") for it in tmp_path.rglob("*") if it.is_file()]
-    assert not [text for text in told if "cAnArY" in text]
-    assert "--param rate=0.5" in (tmp_path / "page.html").read_text()
-    assert "token=&#39;…&#39;" in (tmp_path / "page.html").read_text()
+    page, runs = tmp_path / "page.html", tmp_path / "runs"
+    told = run(script, *[word for value in values for word in ("--param", value)]).output
+    for command in (("report", runs, "-o", page), ("ls", runs), ("info", runs, 1)):
+        told += invoke(*command).output
+    files = [path.read_text("latin-1") for path in tmp_path.rglob("*") if path.is_file()]
+    assert "cAnArY" not in told.join(files)
+    assert "--param rate=0.5" in page.read_text()
+    assert "token=&#39;…&#39;" in page.read_text()
 
 
 @pytest.mark.nightly

@@ -94,14 +94,11 @@ def test_ls_lists_the_runs_below_a_directory(root: Path) -> None:
     done = runs["a/finished"]
     assert (done["job"], done["parameters"]) == ("kmeans", {"k": 2, "lr": 0.1})
     assert (done["epochs"], done["latest"], done["is_done"]) == (3, 2, True)
-    assert done["metrics"] == {"loss": 2.0, "a/loss": 2.0, "note": "text"}
     assert "fsck" in runs["damaged"]["error"]
-    head, *lines = invoke("ls", root).stdout.splitlines()
-    names = ["RUN", "JOB", "STATE", "EPOCH", "OF", "PACE", "SEEN", "METRICS", "PARAMETERS"]
-    assert head.split() == names
-    cells = {line.split()[0]: line.split() for line in lines[:4]}
-    assert cells["a/finished"][1:5] == ["kmeans", "finished", "2", "2"]
-    assert cells["a/finished"][-3:] == ["loss=2", "note='text'", "k=2"]  # all have one rate
+    [line] = [line for line in invoke("ls", root).stdout.splitlines() if "a/finished" in line]
+    cells = line.split()
+    assert cells[:5] == ["a/finished", "kmeans", "finished", "2", "2"]
+    assert cells[-3:] == ["loss=2", "note='text'", "k=2"]  # all have one rate
 
 
 def test_runs_are_sorted_by_when_they_were_seen_or_their_best_value(root: Path) -> None:
@@ -113,10 +110,8 @@ def test_runs_are_sorted_by_when_they_were_seen_or_their_best_value(root: Path) 
     assert names(root, "--best", "loss:max") == ["stopped", "finished", "running", "damaged"]
     assert names(root, "--best", "loss", "--last", "2") == ["running", "finished"]
     told = {run["name"]: run for run in ask("ls", root, "--best", "loss")["runs"]}
-    best = {name: (run["best"], run["best_epoch"]) for name, run in told.items()}
-    assert (best["a/finished"], best["damaged"]) == ((1.0, 1), (None, None))
-    assert best["stopped"] == (4.0, 0)  # the other is NaN
-    assert invoke("ls", root / "stopped", "--best", "loss").exit_code == 2
+    assert (told["a/finished"]["best"], told["a/finished"]["best_epoch"]) == (1.0, 1)
+    assert told["stopped"]["best_epoch"] == 0  # the other is NaN
 
 
 def test_a_run_that_is_gone_is_lost(tmp_path: Path) -> None:
@@ -131,38 +126,28 @@ def test_a_run_that_is_gone_is_lost(tmp_path: Path) -> None:
         assert ask("ls", tmp_path)["runs"][0]["state"] == "lost"
 
 
-@pytest.mark.parametrize("before", ["lost", "finished"])
-def test_commands_on_a_directory_do_not_change_how_its_run_ended(
-    tmp_path: Path, before: str
-) -> None:
-    def state(path: Path) -> str:
-        [run] = [run for run in ask("ls", path.parent)["runs"] if run["name"] == path.name]
-        return str(run["state"])
+def test_commands_on_a_directory_do_not_change_how_its_run_ended(tmp_path: Path) -> None:
+    def seen(name: str) -> tuple[str, float]:
+        [run] = [run for run in ask("ls", tmp_path)["runs"] if run["name"] == name]
+        return run["state"], run["last_seen"]
 
-    path = tmp_path / "a"
-    manager = record(path, [1.0, 2.0, 3.0])
-    if before == "lost":
-        assert manager.run.lock is not None
-        manager.run.lock.leave()
-    else:
-        manager.run.finish(Position(2))
-        manager.run.end({"outcome": before})
-    assert state(path) == before
-    [told] = ask("ls", tmp_path)["runs"]
+    manager = record(tmp_path / "a", [1.0, 2.0, 3.0])
+    assert manager.run.lock is not None
+    manager.run.lock.leave()
+    before = seen("a")
+    assert before[0] == "lost"
     manager.pin(2)
-    for _ in range(3):
-        assert invoke("prune", path, "--keep-last", 2).exit_code == 0
-        assert state(path) == before
-    assert ask("ls", tmp_path)["runs"][0]["last_seen"] == told["last_seen"]
-    killed = MultiNodeCheckpointManager(path)
+    assert invoke("prune", tmp_path / "a", "--keep-last", 2).exit_code == 0
+    assert seen("a") == before
+    killed = MultiNodeCheckpointManager(tmp_path / "a")
     killed.run.start([], {"command": "prune"})
     assert killed.run.lock is not None
-    assert state(path) == before
+    assert seen("a") == before
     assert ask("top", tmp_path)["runs"] == []
     killed.run.lock.leave()
-    assert invoke("copy", path, 2, tmp_path / "copy").exit_code == 0
-    assert state(tmp_path / "copy") == ("finished" if before == "finished" else "stopped")
-    assert state(path) == before
+    assert invoke("copy", tmp_path / "a", 2, tmp_path / "copy").exit_code == 0
+    assert seen("copy")[0] == "stopped"
+    assert seen("a") == before
 
 
 def test_all_commands_agree_on_whether_a_job_has_finished(tmp_path: Path) -> None:
@@ -228,23 +213,20 @@ def test_directories_of_other_users_are_named_and_failures_are_told(
     scandir, number = os.scandir, errno.EACCES
 
     def refuse(path: Any) -> Any:
-        if path in refused:
+        if path == refused:
             raise OSError(number, os.strerror(number), path)
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    refused = {str(root / "a")}
+    refused = str(root / "a")
     data = ask("ls", root)
     assert [run["name"] for run in data["runs"]][1:] == ["stopped", "damaged"]
     assert data["unreadable"] == ["a"]
-    told = "Not looked into, because this user may not read them: a."
-    assert told in invoke("ls", root).stdout
-    for refused in ({str(root / "a")}, {str(root)}):
-        result = invoke("ls", *refused)
-        assert result.exit_code == 8
-        assert f"{refused.pop()} cannot be searched for runs: PermissionError" in result.stderr
-        assert "needs permission to list it" in result.stderr
-    refused, number = {str(root / "a")}, errno.EIO
+    assert "this user may not read them: a." in invoke("ls", root).stdout
+    result = invoke("ls", refused)
+    assert result.exit_code == 8
+    assert f"{refused} cannot be searched for runs: PermissionError" in result.stderr
+    number = errno.EIO
     assert "Input/output error" in invoke("ls", root).stderr
 
 
@@ -283,8 +265,7 @@ def beat(manager: MultiNodeCheckpointManager, at: float, epoch: int, ended: int)
 def test_top_shows_the_runs_that_are_alive(
     alive: MultiNodeCheckpointManager, tmp_path: Path
 ) -> None:
-    titles, line = invoke("top", tmp_path).stdout.splitlines()
-    assert titles.split()[:7] == ["RUN", "JOB", "STATE", "EPOCH", "OF", "PACE", "LEFT"]
+    _, line = invoke("top", tmp_path).stdout.splitlines()
     assert line.split()[:5] == ["a/alive", "kmeans", "running", "5", "100"]
     assert "loss=0.125" in line
     [run] = ask("top", tmp_path)["runs"]
@@ -359,15 +340,8 @@ def test_top_follows_runs_on_a_terminal_until_it_is_interrupted(
 def walk(path: Path, values: Sequence[float], code: str = "1", first: int = 0, **how: Any) -> None:
     """A run whose blob b/x has these values, epoch by epoch; a/x is always the same."""
     manager = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False))
-    plan = {
-        "job": "walk",
-        "seed": 0,
-        "python": "3.11",
-        "nodes": {"a": ["x"], "b": ["x"]},
-        "structure": {"epoch:a/t": "1"},
-        "code": {"epoch:a/t": code},
-        "parameters": how,
-    }
+    code_of = {"epoch:a/t": code}
+    plan = {**PLAN, "structure": {"epoch:a/t": "1"}, "code": code_of, "parameters": how}
     manager.run.start(["a", "b"], {"plan": plan})
     for epoch, value in enumerate(values, first):
         workspaces = {node: Workspace(node) for node in "ab"}
@@ -378,15 +352,6 @@ def walk(path: Path, values: Sequence[float], code: str = "1", first: int = 0, *
     manager.run.end()
 
 
-def test_equal_runs_are_equal(tmp_path: Path) -> None:
-    for name in "ab":
-        walk(tmp_path / name, [1.0, 2.0, 3.0], k=1)
-    result = invoke("compare", tmp_path / "a", tmp_path / "b")
-    assert result.exit_code == 0
-    assert result.stdout.endswith("The blobs of 3 common epochs are equal.\n")
-    assert ask("compare", tmp_path / "a", tmp_path / "b")["is_equal"]
-
-
 def test_runs_that_part_and_meet_again_differ_first_where_they_part(tmp_path: Path) -> None:
     walk(tmp_path / "a", [1, 2, 3, 4, 5, 6], k=1, lr=0.1)
     walk(tmp_path / "b", [1, 2, 9, 4, 5, 6], code="2", k=2, lr=0.1)
@@ -395,19 +360,21 @@ def test_runs_that_part_and_meet_again_differ_first_where_they_part(tmp_path: Pa
     lines = result.stdout.splitlines()
     assert "From A to B, parameter 'k' was 1 and is 2" in lines
     assert "From A to B, task epoch:a/t has other code" in lines
-    assert "The metrics first differ at epoch 2:" in lines
     assert ["loss", "3", "9"] in [line.split() for line in lines]
-    assert "The first blobs that differ are those of epoch 2:" in lines
     assert "b/x: 3 of 3 elements differ, by at most 6" in lines
     told = ask("compare", tmp_path / "a", tmp_path / "b")
     assert (told["differ_at"], told["metrics"]["epoch"], told["num_compared"]) == (2, 2, 3)
     assert [(it["node"], it["blob"]) for it in told["difference"]["differences"]] == [("b", "x")]
 
 
-def test_runs_without_a_common_epoch_are_not_equal(tmp_path: Path) -> None:
+def test_runs_are_equal_if_all_common_epochs_are_and_there_are_some(tmp_path: Path) -> None:
     walk(tmp_path / "a", [1.0, 2.0])
-    walk(tmp_path / "b", [1.0], first=2)
+    walk(tmp_path / "b", [1.0, 2.0, 3.0])
+    walk(tmp_path / "c", [1.0], first=2)
     result = invoke("compare", tmp_path / "a", tmp_path / "b")
+    assert result.exit_code == 0
+    assert result.stdout.endswith("The blobs of 2 common epochs are equal.\n")
+    result = invoke("compare", tmp_path / "a", tmp_path / "c")
     assert result.exit_code == 11
     assert "No epoch is recorded in both" in result.stdout
 
@@ -425,6 +392,4 @@ def test_report_says_where_the_time_went(tmp_path: Path) -> None:
     assert "<html" in page.read_text()
     [run] = ask("stats", GOLDEN)["runs"]
     assert run["ledger"] == ledger
-    titles, row, total = invoke("stats", GOLDEN).stdout.splitlines()
-    assert (titles.split()[:2], row.split()[:2]) == (["RUN", "STATE"], ["1", run["state"]])
-    assert total.endswith(f"{ledger['goodput']:.1%}")
+    assert invoke("stats", GOLDEN).stdout.rstrip().endswith(f"{ledger['goodput']:.1%}")

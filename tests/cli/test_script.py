@@ -40,15 +40,9 @@ def test_the_only_job_needs_no_name_and_a_name_is_a_variable_or_a_function(tmp_p
         ("a = Job('a')\nb = Job('b')\n", "", r"defines 2 jobs.*script\.py:a, .*script\.py:b\."),
         ("", "", r"defines no jobs; expected one.*@job\. .*script\.py:FUNCTION"),
         ("a = Job('a')\n", ":b", r"has no 'b'.*script\.py:a\."),
-        ("", ":Callable", "has no 'Callable'"),
         ("n = 3\n", ":n", "is 3; expected a Job"),
         ("def make(n): ...\n", ":make", r"make\(\) failed: .* missing 1 required .* 'n'"),
         ("def make():\n    1 / 0\n", ":make", r"failed \(.*, line 3\): ZeroDivisionError"),
-        (
-            "Job(3)\n",
-            "",
-            r"cannot be imported \(.*script\.py, line 2\): Job: name must be a str",
-        ),
         ("job = Job('j')\nraise SystemExit(0)\n", "", r"line 3\): SystemExit: 0.*__main__"),
         ("def f(:\n", "", r"SyntaxError: .*script\.py, line 2\)"),
     ],
@@ -61,28 +55,18 @@ def test_a_script_without_the_job_is_refused_with_the_place(
         Script(script + name).job()
 
 
-@pytest.mark.parametrize(("name", "reason"), [("gone.py", "No such file"), ("dir.py", "Is a dir")])
-def test_a_script_that_cannot_be_read_is_refused_with_the_reason(
-    tmp_path: Path, name: str, reason: str
-) -> None:
-    (tmp_path / "dir.py").mkdir()
-    with pytest.raises(DefinitionError, match=f"Cannot read .*{name}.*: {reason}.* may read"):
-        Script(str(tmp_path / name))
-
-
 def test_a_module_is_found_in_the_current_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _write(tmp_path, "job = Job('module')\n", "cli_module_for_test.py")
-    _write(tmp_path, "import no_such_thing\n", "cli_broken_for_test.py")
     monkeypatch.chdir(tmp_path)
     assert Script("cli_module_for_test").job().name == "module"
-    for name, missing in (
-        ("cli_absent_for_test:job", "cli_absent_for_test"),
-        ("cli_broken_for_test", "no_such_thing"),
+    for target, says in (
+        ("cli_absent_for_test:job", "cannot be imported.*'cli_absent_for_test'"),
+        ("gone.py", "Cannot read .*gone.py.*: No such file"),
     ):
-        with pytest.raises(DefinitionError, match=f"cannot be imported.*'{missing}'"):
-            Script(name).job()
+        with pytest.raises(DefinitionError, match=says):
+            Script(target).job()
 
 
 def test_an_import_error_shows_the_traceback_of_the_users_code(tmp_path: Path) -> None:
@@ -106,21 +90,14 @@ def test_a_script_goes_to_workers_by_value_under_a_name_of_its_own(tmp_path: Pat
     module = sys.modules["jobrunner_script_numpy"]
     text = cloudpickle.dumps(module.twice)
     del sys.modules["jobrunner_script_numpy"]
-    try:
-        assert cloudpickle.loads(text)(4) == 8
-    finally:
-        sys.modules["jobrunner_script_numpy"] = module
+    assert cloudpickle.loads(text)(4) == 8
+    sys.modules["jobrunner_script_numpy"] = module
 
 
 @pytest.mark.parametrize(
     ("text", "given", "message"),
     [
         (_MAKE, {"fast": "yes"}, r"make: fast cannot be 'yes'; expected bool \(true or false\)"),
-        (
-            "from jobrunner import job\n@job\ndef make(n: int): ...",
-            {},
-            r"make\(n: int\) cannot be called: missing .* 'n'",
-        ),
         ("a = Job('a')", {"n": "1"}, r"takes no --param n: .* decorator @jobrunner\.job"),
         (_MAKE + "a = make()", {}, r"defines 2 jobs.*script\.py:a, .*script\.py:make"),
     ],
