@@ -3,7 +3,6 @@
 import pytest
 
 from jobrunner import (
-    DefinitionError,
     JobRunner,
     KeepBest,
     KeepLast,
@@ -61,13 +60,11 @@ def test_a_job_that_stops_early_has_finished(inproc_session, tmp_path):
     assert (result.epoch, result.stopped_by) == (5, first.callbacks[0].ends_by)
     assert (first.callbacks[0].best, first.callbacks[0].best_epoch) == (0.4, 3)
     # The same command again runs nothing.
-    assert runner(patience=2).plan_resume().is_finished
     result = runner(patience=2).run(inproc_session)
     assert (result.epoch, result.resumed_from) == (5, 5)
     ended_by = (first.callbacks[0].ends_by,)
     assert [run.stopped_by for run in read_story(manager).runs] == [ended_by, ended_by]
     # With more patience it goes on as if it had always had that.
-    assert not runner(patience=4).plan_resume().is_finished
     result = runner(patience=4).run(inproc_session)
     assert (result.epoch, result.resumed_from) == (7, 5)
 
@@ -128,12 +125,3 @@ def test_a_metric_that_nobody_reports_is_a_warning(caplog):
         stopping.on_epoch(epoch, 0.1, {"loss": 1.0})
     [record] = caplog.records
     assert record.getMessage() == "EarlyStopping waits for 'accuracy'; epoch 1 reports loss."
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"patience": 0}, {"min_delta": NAN}, {"mode": "auto"}, {"metric": 1}],
-)
-def test_wrong_arguments_are_refused(wrong):
-    with pytest.raises(DefinitionError, match=f"EarlyStopping.*{next(iter(wrong))} must be"):
-        EarlyStopping(**{"metric": "m", **wrong})

@@ -1,6 +1,5 @@
 """Trackers of runs get what happens, and a run that resumes goes on in the same run there."""
 
-from types import SimpleNamespace
 from unittest.mock import MagicMock, call
 
 import pytest
@@ -48,17 +47,19 @@ def test_a_library_that_is_missing_is_named_with_its_extra(monkeypatch, name, ar
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("EpochLog", {"path": ""}),
         ("EpochLog", {"path": "runs/log.txt"}),
         ("Track", {"tracker": "logs"}),
         ("TensorBoard", {"logdir": b"logs"}),
         ("MLflow", {"experiment": "e", "params": [1]}),
         ("WandB", {"project": "p", "library": "comet"}),
+        ("EarlyStopping", {"metric": "m", "patience": 0}),
+        ("EarlyStopping", {"metric": "m", "min_delta": float("nan")}),
+        ("EarlyStopping", {"metric": "m", "mode": "auto"}),
     ],
 )
 def test_wrong_arguments_are_refused_before_a_library_is_needed(name, arguments):
     wrong = list(arguments)[-1]
-    with pytest.raises(DefinitionError, match=f"{name}: {wrong} must"):
+    with pytest.raises(DefinitionError, match=f"{name}.*: {wrong} must"):
         getattr(jobrunner.callbacks, name)(**arguments)
 
 
@@ -104,7 +105,6 @@ def test_a_tracker_is_told_of_each_epoch_before_it_is_recorded(inproc_session, m
     run_twice(inproc_session, manager, make)
     first, second = (tracker.told for tracker in trackers)
     run_id = first[0][2]
-    assert len(run_id) == 32
     assert first[0] == ("begin", "descent", run_id, 0, True)
     assert [entry[1:] for entry in first if entry[0] == "log"] == list(WHOLE.items())[:5]
     assert first.index(("log", 4, WHOLE[4])) < len(first) - 1 - first[::-1].index(("flush",))
@@ -112,6 +112,10 @@ def test_a_tracker_is_told_of_each_epoch_before_it_is_recorded(inproc_session, m
     assert second[0] == ("begin", "descent", run_id, 4, False)
     assert [entry[1:] for entry in second if entry[0] == "log"] == list(WHOLE.items())[4:]
     assert second[-1] == ("end", "finished")
+    stopped = make()
+    stopped.on_group("init", 0, 0.1)
+    stopped.on_error(RunStoppedError("by hand"))
+    assert stopped.tracker.told[-1] == ("end", "stopped")
 
 
 @pytest.mark.parametrize("forged", ["../../etc", "x" * 65, None])
@@ -182,23 +186,33 @@ def test_what_mlflow_is_told(monkeypatch):
     ]
 
 
-# ---- TensorBoard
+class LibraryError(Exception):
+    """An error of MLflow."""
+
+
+def test_a_database_that_mlflow_cannot_use_is_refused_without_its_password(monkeypatch):
+    library = MagicMock()
+    library.exceptions.MlflowException = LibraryError
+    library.MlflowClient.side_effect = LibraryError("unsupported: postgresql://me:secret@db/runs.")
+    monkeypatch.setattr("importlib.import_module", lambda module: library)
+    with pytest.raises(DefinitionError, match=r"postgresql://…@db/runs\..* install all of mlflow"):
+        MLflow("digits", tracking_uri="postgresql://me:secret@db/runs")
+
+
+# ---- what libraries make of it
 
 
 def read_events(logdir):
     """The scalars as TensorBoard shows them: those from before a restart are hidden."""
     from tensorboardX.proto.event_pb2 import Event
-    from tensorboardX.record_writer import masked_crc32c
 
     shown = {}
     for path in sorted(logdir.iterdir()):
         data = path.read_bytes()
         while data:
             length = int.from_bytes(data[:8], "little")
-            body = data[12 : 12 + length]
-            assert masked_crc32c(body) == int.from_bytes(data[12 + length : 16 + length], "little")
+            event = Event.FromString(data[12 : 12 + length])
             data = data[16 + length :]
-            event = Event.FromString(body)
             if event.HasField("session_log"):
                 shown = {key: it for key, it in shown.items() if key[1] < event.step}
             for value in event.summary.value:
@@ -213,43 +227,16 @@ def test_tensorboard_shows_each_epoch_once(inproc_session, manager, tmp_path):
     assert len(list(logdir.iterdir())) == 2
     found = read_events(logdir)
     assert {step: it for (tag, step), it in found.items() if tag == "loss"} == pytest.approx(WHOLE)
-    assert sorted(step for tag, step in found if tag == "seconds") == sorted(WHOLE)
     # A run from the start hides what was there.
     JobRunner(build(2), callbacks=[Track(TensorBoard(logdir))]).run(inproc_session)
     assert {step for _, step in read_events(logdir)} == {1, 2}
 
 
-# ---- MLflow
-
-
-def test_a_database_that_a_part_of_mlflow_cannot_use_is_refused(monkeypatch):
-    class LibraryError(Exception):
-        pass
-
-    def connect(uri):
-        raise LibraryError(f"unsupported URI {uri}.")
-
-    library = SimpleNamespace(
-        MlflowClient=connect, exceptions=SimpleNamespace(MlflowException=LibraryError)
-    )
-    monkeypatch.setattr("importlib.import_module", lambda module: library)
-    with pytest.raises(
-        DefinitionError, match=r"URI postgresql://…@db/runs\..* install all of mlflow"
-    ):
-        MLflow("digits", tracking_uri="postgresql://me:secret@db/runs")
-
-
-@pytest.fixture
-def mlflow(monkeypatch, tmp_path):
+def test_mlflow_goes_on_in_the_same_run(inproc_session, manager, monkeypatch, tmp_path):
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-    module = pytest.importorskip("mlflow")
     uri = (tmp_path / "mlruns").as_uri()
-    return module.MlflowClient(uri), uri
-
-
-def test_mlflow_goes_on_in_the_same_run(inproc_session, manager, mlflow):
-    client, uri = mlflow
+    client = pytest.importorskip("mlflow").MlflowClient(uri)
 
     def make():
         return Track(MLflow("digits", tracking_uri=uri, params={"lr": 0.1}))
@@ -268,24 +255,6 @@ def test_mlflow_goes_on_in_the_same_run(inproc_session, manager, mlflow):
     assert runner.callbacks[0].run_id != last.run_id
 
 
-def test_mlflow_says_that_a_run_was_stopped(inproc_session, mlflow):
-    client, uri = mlflow
-    callback = Track(MLflow("digits", tracking_uri=uri))
-
-    class Stops:
-        def on_epoch(self, epoch, seconds, metrics):
-            runner.stop("by hand")
-
-    runner = JobRunner(build(), callbacks=[callback, Stops()])
-    with pytest.raises(RunStoppedError):
-        runner.run(inproc_session)
-    run = client.get_run(callback.run_id)
-    assert (run.info.status, run.data.metrics["loss"]) == ("KILLED", LOSSES[0])
-
-
-# ---- Trackio
-
-
 def test_trackio_goes_on_in_the_same_run(inproc_session, manager, monkeypatch, tmp_path):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # before the import
     trackio = pytest.importorskip("trackio")
@@ -296,15 +265,9 @@ def test_trackio_goes_on_in_the_same_run(inproc_session, manager, monkeypatch, t
 
     run_twice(inproc_session, manager, make)
     [run] = trackio.Api().runs("digits")
-    assert run.name.startswith("descent-")
     storage = pytest.importorskip("trackio.sqlite_storage").SQLiteStorage
     rows = storage.get_logs("digits", run.name)
     assert {row["step"]: row["loss"] for row in rows} == WHOLE
-    assert len(rows) == len(WHOLE) + 1  # epoch 5 ran twice
-    assert all(row["seconds"] >= 0 for row in rows)
-
-
-# ---- Prometheus
 
 
 def test_prometheus_knows_how_far_a_run_is(inproc_session, manager):
@@ -314,17 +277,14 @@ def test_prometheus_knows_how_far_a_run_is(inproc_session, manager):
     def value(series, **labels):
         return callback.registry.get_sample_value(series, {"job": "descent", **labels})
 
-    seen = []
-
     class Looks:
         is_essential = True
 
         def on_epoch(self, epoch, seconds, metrics):
-            seen.append((value("jobrunner_epoch"), value("jobrunner_running")))
+            assert (value("jobrunner_epoch"), value("jobrunner_running")) == (epoch, 1)
 
     manager = MultiNodeCheckpointManager(manager.path, save=manager.save_policy, asynchronous=False)
     JobRunner(build(5), manager, callbacks=[callback, Looks()]).run(inproc_session)
-    assert seen == [(epoch, 1.0) for epoch in range(1, 6)]
     assert value("jobrunner_metric", name="loss") == LOSSES[4]
     assert (value("jobrunner_saved_epoch"), value("jobrunner_running")) == (5, 0)
     assert (value("jobrunner_losses_total"), value("jobrunner_failed_saves_total")) == (0, 0)

@@ -14,7 +14,7 @@ import pytest
 
 from jobrunner.cluster import UnderWay
 from jobrunner.run.result import NodeSave, ResumePlan, RunResult, SaveReport
-from jobrunner.story import RunNow, RunState, live_view, render, show_on
+from jobrunner.story import RunNow, RunState, render, show_on
 from jobrunner.story.live_view import Live
 from jobrunner.story.places import Lines, View, event_text
 from jobrunner.story.render import draw_line
@@ -101,7 +101,6 @@ def test_logged_warnings_are_shown_at_once_and_only_during_the_run() -> None:
     logger.warning("afterwards")
     about = {"level": "warning", "message": "epoch 3 is damaged"}
     assert view.events == ["open", ("warning", about), "close"]
-    assert event_text("warning", about) == "warning: epoch 3 is damaged"
 
 
 def test_a_line_has_epoch_pace_time_left_metrics_and_saves() -> None:
@@ -132,9 +131,12 @@ def test_each_node_is_shown_with_its_worker_and_a_task_that_runs() -> None:
     assert nodes == [("a", "first", "fit", 2**20), ("b", "tcp://2", None, None)]
 
 
-def test_a_resumed_run_shows_where_it_continues_and_counts_its_pace_from_there() -> None:
+def test_a_resumed_run_counts_its_pace_from_there_and_a_loss_is_shown_until_it_has_recovered() -> (
+    None
+):
     clock = Clock()
-    state = RunState(clock=clock)
+    told: list[Any] = []
+    state = RunState(lambda event, about: told.append((event, about)), clock=clock)
     state.on_start(ResumePlan(2, "it was asked for"), 10)
     clock.now = 100.0
     state.on_load(2, 0, 0.5)
@@ -142,21 +144,11 @@ def test_a_resumed_run_shows_where_it_continues_and_counts_its_pace_from_there()
     clock.now = 102.0
     state.on_epoch(3, 1.5, {})
     assert state.now().eta_seconds == 14.0
-
-
-def test_a_loss_is_shown_until_the_run_has_recovered() -> None:
-    told: list[Any] = []
-    state = RunState(lambda event, about: told.append((event, about)), clock=Clock())
-    state.on_start(START, 10)
-    state.on_epoch(3, 1.5, {})
-    state.on_save_start(3, 0)
     state.on_loss(RuntimeError("worker b is lost"))
-    assert state.now().phase == "recovering"
     assert "1 loss  recovering" in draw_line(state.now())
     state.on_recovery(2, 0, 2.5)
-    known = state.now()
-    assert (known.phase, known.epoch, known.losses) == ("epochs", 2, 1)
-    assert "1 loss  1 recovered" in draw_line(known)
+    assert (state.now().phase, state.now().epoch) == ("epochs", 2)
+    assert "1 loss  1 recovered" in draw_line(state.now())
     assert event_text(*told[-1]) == "recovered after 2.5 s; continues from epoch 2"
 
 
@@ -213,19 +205,9 @@ def test_a_job_that_ends_early_is_done_and_says_what_ended_it() -> None:
     state.on_finish(RunResult(73, None, "EarlyStopping(loss)", 0, [], [], []))
     run = state.now()
     assert render.share(run) == 1.0
-    terminal = render.draw_lines(run, 120, 20).renderables[0]
-    for drawn in (draw_line(run), render.draw_html(run), str(terminal)):
+    for drawn in (draw_line(run), render.draw_html(run)):
         assert "epoch 73/100" in drawn
         assert "has finished, ended by EarlyStopping(loss)" in drawn
-
-
-def test_a_job_that_had_ended_before_shows_its_last_epoch() -> None:
-    state = RunState()
-    state.on_setup(Runner())
-    state.on_finish(RunResult(24, 24, "server/stood_still", 0, [], [], []))
-    now = state.now()
-    assert (now.epoch, now.doing) == (24, "")
-    assert "places its nodes" not in draw_line(now)
 
 
 @pytest.mark.parametrize("broken", ["open", "tell", "draw", "close"])
@@ -244,30 +226,11 @@ def test_a_view_that_fails_ends_no_run(broken: str, caplog: pytest.LogCaptureFix
     assert broken == "close" or view.events[-1] == "close"
 
 
-def test_drawing_that_takes_long_is_done_less_often() -> None:
-    class Slow(Recorder):
-        def draw(self, run: RunNow) -> None:
-            super().draw(run)
-            sum(range(300_000))
-
-    clock, view = Clock(), Slow()
-    view.interval_seconds = 0.001
-    live = Live(view, clock)
-    for millisecond in range(1, 101):
-        live.state.on_epoch(millisecond, 0.001, {})
-        clock.now = millisecond / 1000
-        live.look()
-    assert len(view.drawn) == 1
-
-
 def test_a_process_without_streams_can_be_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = io.StringIO()
     closed.close()
     for stream in (None, closed):
         monkeypatch.setattr(sys, "stderr", stream)
-        monkeypatch.setattr(sys, "stdout", stream)
-        monkeypatch.delenv("PYTEST_CURRENT_TEST", raising=False)
-        assert live_view._is_watched() is False
         with show_on(stream) as live:
             live.state.on_start(START, 3)
             live.state.on_epoch(1, 0.1, {})

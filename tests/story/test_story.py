@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-from collections import Counter
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from jobrunner import (
-    CheckpointCorruptError,
     JobRunner,
     MultiNodeCheckpointManager,
     SaveEvery,
@@ -145,133 +141,41 @@ def test_time_before_a_resume_from_an_earlier_epoch_was_spent_in_vain(log):
     assert (two.ledger.wall, two.ledger.save_wait, two.ledger.idle) == (12, 1, 2)
 
 
-@dataclass
-class Piece:
-    """Some seconds that a run spent."""
-
-    run: str
-    part: str
-    seconds: float
-
-
-class Simulation:
-    """Runs by a clock of their own, which count what they spend as real ones do; and the truth."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.log = Log()
-        self.names: list[str] = []
-        self.pieces: list[Piece] = []
-        self.unsaved: list[Piece] = []  # epochs
-        self.saved: dict[int, list[Piece]] = {}  # by epoch, those since the save before
-
-    def run(self, resumed: int | None, events: list[tuple[str, float]], end: str) -> None:
-        began, name = self.now, f"run{len(self.names)}"
-        self.names.append(name)
-        self.watch = Stopwatch(began, clock=lambda: self.now)
-        self.captured = len(self.pieces)
-        phase = "start"  # until the first epoch
-        self.spend(phase, 2)
-        self.log.run(name, self.now, began=NOON.timestamp() + began)
-        epoch = self.go_back(resumed)
-        if resumed is None:
-            self.save(0, 1)
-        for kind, seconds in events:
-            if kind == "epoch":
-                epoch += 1
-                self.watch.enter("compute")
-                self.unsaved.append(self.spend("compute", seconds))
-                self.watch.enter(phase := "idle")
-            elif kind == "save":
-                self.save(epoch, seconds)
-            elif kind == "failing save":
-                self.save(epoch, seconds, fails=True)
-            elif kind == "pause":
-                self.spend(phase, seconds)
-            else:
-                self.watch.enter("compute")
-                self.unsaved.append(self.spend("compute", seconds))
-                self.watch.lose("lost")
-                self.spend(phase := "recovery", 3)
-                epoch = self.go_back(max(self.saved))
-        if end == "finished":
-            self.save(epoch, 1)
-            self.log.add(name, DoneEntry, self.now, epoch=Position(epoch))
-        for piece in self.unsaved:
-            piece.part = "redone"
-        self.unsaved.clear()
-        if end == "lost":  # the log does not tell what came after the last record
-            self.log.add(
-                name, ClaimEntry, self.now, upto=Position(10**6), retry=len(self.log.trees)
-            )
-            for piece in self.pieces[self.captured :]:
-                piece.part = "redone"
-        else:
-            last = Position(max(self.saved)) if self.saved else None
-            self.log.add(name, EndEntry, self.now, **self.watch.end(end, last))
-        self.now += 1000
-
-    def spend(self, part: str, seconds: float) -> Piece:
-        self.now += seconds
-        self.pieces.append(Piece(self.names[-1], part, seconds))
-        return self.pieces[-1]
-
-    def go_back(self, epoch: int | None) -> int:
-        """All epochs after that one were lost."""
-        later = [it for it in self.saved if epoch is None or it > epoch]
-        if later:
-            after = None if epoch is None else Position(epoch)
-            self.log.add(self.names[-1], RewindEntry, self.now, after=after)
-        for piece in [*self.unsaved, *(piece for it in later for piece in self.saved.pop(it))]:
-            piece.part = "redone"
-        self.unsaved.clear()
-        self.watch.go_back(None if epoch is None else Position(epoch))
-        return epoch or 0
-
-    def save(self, epoch: int, seconds: float, *, fails: bool = False) -> None:
-        if epoch in self.saved:
-            return
-        timing = self.watch.capture(Position(epoch))
-        captured = len(self.pieces)
-        with self.watch.spending("save_wait"):
-            self.spend("save_wait", seconds)
-        if not fails:
-            self.saved[epoch], self.unsaved, self.captured = self.unsaved, [], captured
-            self.log.save(self.names[-1], epoch, self.now, seconds, **timing)
+def test_a_run_that_was_lost_or_that_none_went_on_from_computed_in_vain(log):
+    log.run("one", 0)
+    log.save("one", 0, 10, 1, timing={"compute": 9})
+    log.add("one", EndEntry, 10, timing=Timing(compute=9))
+    log.run("two", 100)
+    log.add("two", RewindEntry, 100, after=None)
+    log.save("two", 0, 110, 1, timing={"compute": 8})
+    log.add("two", ClaimEntry, 130, upto=Position(1), retry=9)
+    one, two = log.tell().runs
+    assert (one.state, one.ledger.compute, one.ledger.redone) == ("stopped", 0, 9)
+    assert (two.state, two.ledger.compute, two.ledger.redone) == ("lost", 8, 22)
 
 
-seconds = st.floats(0, 100).map(lambda it: round(it, 2))
-events = st.lists(
-    st.tuples(st.sampled_from(["epoch", "epoch", "save", "failing save", "pause", "loss"]), seconds)
-)
+def test_epochs_that_a_loss_undid_or_that_were_not_saved_are_counted_as_redone():
+    now = 0.0
+    watch = Stopwatch(now, clock=lambda: now)
+    now += 2
+    watch.enter("compute")
+    now += 10
+    watch.capture(Position(1))
+    with watch.spending("save_wait"):
+        now += 1
+    now += 5
+    watch.lose("lost")
+    now += 3
+    watch.go_back(Position(1))
+    watch.enter("compute")
+    now += 6
+    timing = watch.end("stopped", Position(1))["timing"]
+    del timing["losses"]
+    parts = {"start": 2, "compute": 10, "save_wait": 1, "recovery": 3, "redone": 5 + 6}
+    assert timing == parts
 
 
-@given(
-    st.lists(
-        st.tuples(
-            st.integers(0, 9), events, st.sampled_from(["finished", "stopped", "failed", "lost"])
-        ),
-        min_size=1,
-        max_size=4,
-    )
-)
-def test_the_parts_of_every_ledger_are_what_the_runs_spent(runs):
-    simulation = Simulation()
-    for choice, happens, end in runs:
-        recorded = sorted(simulation.saved)
-        simulation.run(recorded[-choice] if 0 < choice <= len(recorded) else None, happens, end)
-    story = simulation.log.tell()
-    for run in story.runs:
-        truth: Counter[str] = Counter()
-        for piece in simulation.pieces:
-            if piece.run == run.name:
-                truth[piece.part] += piece.seconds
-        found = asdict(run.ledger)
-        assert found == pytest.approx({part: truth[part] for part in found}, abs=0.02)
-    assert [run.state for run in story.runs] == [end for _, _, end in runs]
-
-
-@pytest.mark.parametrize("kind", ["link", "hole", "file"])
+@pytest.mark.parametrize("kind", ["link", "hole", "empty"])
 def test_a_log_of_which_nothing_can_be_read_has_no_story(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "runs" / "_log" / "0000000000.json"
     path.parent.mkdir(parents=True)
@@ -280,10 +184,6 @@ def test_a_log_of_which_nothing_can_be_read_has_no_story(kind: str, tmp_path: Pa
     else:
         path.touch()
         os.truncate(path, 1 << 40 if kind == "hole" else 0)
-    with pytest.raises(CheckpointCorruptError, match="0000000000.json"):
-        read_story(tmp_path / "runs")
-    with pytest.raises(CheckpointCorruptError, match="0000000000.json"):
-        MultiNodeCheckpointManager(tmp_path / "runs").past_epochs()
     result = invoke("report", tmp_path / "runs", "-o", tmp_path / "out")
     assert (result.exit_code, "0000000000.json" in result.output) == (7, True), result.output
     assert not (tmp_path / "out").exists()

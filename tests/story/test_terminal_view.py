@@ -121,14 +121,11 @@ if __name__ == "__main__":
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("width", [80, 120])
-def test_a_script_on_a_real_terminal_shows_its_run_and_its_prints_once(
-    tmp_path: Path, width: int
-) -> None:
+def test_a_script_on_a_real_terminal_shows_its_run_and_its_prints_once(tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text(SCRIPT)
     ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (40, width))
+    termios.tcsetwinsize(theirs, (40, 80))
     environment = {k: v for k, v in os.environ.items() if "PYTEST" not in k} | {"TERM": "xterm"}
     with subprocess.Popen(
         [sys.executable, str(script)], stdin=theirs, stdout=theirs, stderr=theirs, env=environment
@@ -141,11 +138,8 @@ def test_a_script_on_a_real_terminal_shows_its_run_and_its_prints_once(
         os.close(ours)
     text = shown.decode()
     assert process.returncode == 0, text
-    last = text.rpartition("epoch 3/3")[2]
-    for i in range(12):
-        assert f"a_metric_with_a_long_name_{i}={i / 3:.4g}" in last
+    assert "a_metric_with_a_long_name_11=3.667" in text.rpartition("epoch 3/3")[2]
     for epoch in (1, 2, 3):
-        assert text.count(f"said by {epoch}") == 1
-        assert f"a/step: said by {epoch}" in text
+        assert text.count(f"a/step: said by {epoch}") == text.count(f"said by {epoch}") == 1
     lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text).replace("\r", "\n").split("\n")
-    assert max(map(cell_len, lines)) <= width
+    assert max(map(cell_len, lines)) <= 80
