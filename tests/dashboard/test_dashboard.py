@@ -19,14 +19,10 @@ from tests.processes import await_true
 
 @pytest.fixture
 def cluster() -> Iterator[LocalCluster]:
+    options = {"processes": False, "dashboard_address": "127.0.0.1:0"}
     with (
         dask.config.set({"distributed.scheduler.preload": ["jobrunner.dashboard"]}),
-        LocalCluster(
-            n_workers=1,
-            threads_per_worker=1,
-            processes=False,
-            dashboard_address="127.0.0.1:0",
-        ) as cluster,
+        LocalCluster(n_workers=1, threads_per_worker=1, **options) as cluster,
     ):
         yield cluster
 
@@ -65,11 +61,7 @@ FORGED: list[dict[str, Any]] = [
     {"epoch_seconds": float("inf")},
     {"losses": "\ud800"},
     {"metrics": {"loss": [1]}},
-    {"metrics": [1]},
-    {"nodes": ["n0"]},
     {"saved": {"epoch": 1}},
-    {"saving": 1},
-    {"under_way": {"group": "epoch"}},
 ]
 
 
@@ -77,16 +69,19 @@ def test_what_a_client_makes_up_is_left_out(cluster: LocalCluster) -> None:
     honest: Any = to_builtins(ToldRun(1.0, RunState().now()))
     run = honest["run"]
     many = {**honest, "run": {**run, "metrics": {f"m{i}": i for i in range(5000)}}}
-    forged = [{**honest, "run": {**run, **it}} for it in FORGED]
-    forged += [{**honest, "time": "now"}, run]
-    said = {str(i): it for i, it in enumerate([*forged, "text", 1, [], None])}
-    scheduler = cluster.scheduler
-    for runs in ({"c": {**said, "r": honest, "many": many}, "d": [1]}, {}, "text", [said]):
-        scheduler.set_metadata([RUNS], runs)
-        found = list(told_runs(scheduler))
-        assert len(found) == (2 if runs and isinstance(runs, dict) else 0)
+    forged = [{**honest, "run": {**run, **change}} for change in FORGED]
+    forged += [{**honest, "time": "now"}, run, "text", None]
+    said = {str(number): told for number, told in enumerate(forged)}
+    for runs, count in (
+        ({"c": {**said, "honest": honest, "many": many}, "d": [1]}, 2),
+        ("text", 0),
+        ([said], 0),
+    ):
+        cluster.scheduler.set_metadata([RUNS], runs)
+        found = list(told_runs(cluster.scheduler))
+        assert len(found) == count
         assert all(len(told.run.metrics) <= MOST_METRICS for told in found)
-    scheduler.set_metadata([RUNS], {})
+    cluster.scheduler.set_metadata([RUNS], {})
 
 
 def test_metrics_that_dask_cannot_send_are_left_out(cluster: LocalCluster) -> None:
@@ -96,12 +91,6 @@ def test_metrics_that_dask_cannot_send_are_left_out(cluster: LocalCluster) -> No
         view.draw(state.now())
         [told] = told_runs(cluster.scheduler)  # type: ignore[arg-type]
         assert told.run.metrics == {"loss": 0.5, r"\ud800": 1}
-
-
-def test_other_schedulers_are_told_nothing(inproc_client: Client) -> None:
-    with Session(inproc_client) as session:
-        JobRunner(make_job()).run(session)
-        assert inproc_client.get_metadata(RUNS, default=None) is None
 
 
 def test_the_pages_are_those_of_dask_and_of_its_extension(cluster: LocalCluster) -> None:
@@ -117,10 +106,11 @@ def test_the_pages_are_those_of_dask_and_of_its_extension(cluster: LocalCluster)
     assert "navbar" in get("jobrunner")  # Dask's own
 
 
-def test_no_question_is_left_over_if_the_client_is_closed(recwarn: pytest.WarningsRecorder) -> None:
-    with LocalCluster(n_workers=0, processes=False, dashboard_address=None) as cluster:
-        client = Client(cluster)
-        client.close()
-        assert not has_dashboard(client)
+def test_no_question_is_left_over_if_the_client_is_closed_or_the_scheduler_has_no_page(
+    inproc_client: Client, recwarn: pytest.WarningsRecorder
+) -> None:
+    assert not has_dashboard(inproc_client)
+    inproc_client.close()
+    assert not has_dashboard(inproc_client)
     gc.collect()
-    assert not [it for it in recwarn if "never awaited" in str(it.message)]
+    assert not [warning for warning in recwarn if "never awaited" in str(warning.message)]

@@ -132,26 +132,32 @@ def test_time_before_a_resume_from_an_earlier_epoch_was_spent_in_vain(log):
     log.save("two", 3, 110, 1, timing={"compute": 9})
     log.add("two", DoneEntry, 111, epoch=Position(3))
     log.add("two", EndEntry, 112, timing=Timing(compute=9, save_wait=1))
-    one, two = log.tell().runs
+    log.run("three", 200)
+    log.add("three", RewindEntry, 200, after=Position(1))
+    log.add("three", EndEntry, 201, timing=Timing(start=1))
+    one, two, three = log.tell().runs
     assert one.ledger.wall == 50
-    assert (one.ledger.start, one.ledger.compute, one.ledger.redone) == (9, 18, 18)
-    assert [it.epoch for it in one.epochs if it.is_set_aside] == [3, 4]
-    assert [it.epoch for it in one.epochs if it.is_kept] == [0, 1, 2]
+    assert (one.ledger.start, one.ledger.compute, one.ledger.redone) == (9, 9, 27)
+    assert [it.epoch for it in one.epochs if it.is_set_aside] == [2, 3, 4]
+    assert [it.epoch for it in one.epochs if it.is_kept] == [0, 1]
     assert (one.state, two.state, two.resumed_from) == ("stopped", "finished", 2)
     assert (two.ledger.wall, two.ledger.save_wait, two.ledger.idle) == (12, 1, 2)
+    assert (two.ledger.compute, two.ledger.redone, three.resumed_from) == (0, 9, 1)
 
 
-def test_a_run_that_was_lost_or_that_none_went_on_from_computed_in_vain(log):
+def test_a_run_that_was_lost_or_before_one_that_began_afresh_computed_in_vain(log):
     log.run("one", 0)
     log.save("one", 0, 10, 1, timing={"compute": 9})
-    log.add("one", EndEntry, 10, timing=Timing(compute=9))
-    log.run("two", 100)
-    log.add("two", RewindEntry, 100, after=None)
-    log.save("two", 0, 110, 1, timing={"compute": 8})
-    log.add("two", ClaimEntry, 130, upto=Position(1), retry=9)
-    one, two = log.tell().runs
-    assert (one.state, one.ledger.compute, one.ledger.redone) == ("stopped", 0, 9)
-    assert (two.state, two.ledger.compute, two.ledger.redone) == ("lost", 8, 22)
+    log.run("two", 20)
+    log.save("two", 1, 30, 1, timing={"compute": 5})
+    log.run("three", 100)
+    log.add("three", RewindEntry, 100, after=None)
+    log.save("three", 0, 110, 1, timing={"compute": 8})
+    log.add("three", ClaimEntry, 130, upto=Position(1), retry=9)
+    runs = log.tell().runs
+    assert [run.state for run in runs] == ["lost"] * 3
+    assert [run.ledger.compute for run in runs] == [0, 0, 8]
+    assert [run.ledger.redone for run in runs] == [10, 10, 22]
 
 
 def test_epochs_that_a_loss_undid_or_that_were_not_saved_are_counted_as_redone():
