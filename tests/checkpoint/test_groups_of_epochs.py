@@ -13,12 +13,9 @@ import pytest
 
 from jobrunner import CheckpointWriteError, KeepLast, MultiNodeCheckpointManager, Position
 from jobrunner.checkpoint import CommitEntry, SaveQueue, Written
-from jobrunner.checkpoint.log import ClaimEntry
 from jobrunner.testing import FaultyFiles, FaultyObjects
 from jobrunner.workspace.values import settle
 from jobrunner.workspace.workspace import Workspace
-
-SAME = np.zeros(100_000)
 
 
 class Full:
@@ -41,7 +38,7 @@ class FullObjects(Full, FaultyObjects):
 
 
 class Rig:
-    """A run of two nodes that captures epochs and saves them in groups."""
+    """A run of two nodes that captures epochs and saves them in groups; it has saved two."""
 
     def __init__(self, path: Any, files: Any = None, **options: Any) -> None:
         self.files = files or FullFiles(sync=False)
@@ -50,34 +47,37 @@ class Rig:
         self.encoding = self.manager.run.encoding()
         self.queue = SaveQueue(self.encoding)
         self.workspaces = {node: Workspace(node) for node in "ab"}
+        for workspace in self.workspaces.values():
+            workspace.put("same", settle([np.zeros(100_000)]))
         self.save(0)
+        committed = self.save(*range(1, 20))  # and so claims the names of many epochs
+        assert list(committed.recorded) == [Position(1)]  # the only one that epoch 0 has claimed
 
     def capture(self, *epochs: int) -> dict[Position, Any]:
         """Capture epochs; returns what their records say."""
-        return {Position(epoch): self._capture(epoch) for epoch in epochs}
-
-    def _capture(self, epoch: int) -> dict[str, Any]:
-        for workspace in self.workspaces.values():
-            workspace.put("w", settle([np.full(3, epoch)]))
-            if epoch == 0:
-                workspace.put("same", settle([SAME.copy()]))
-        self.queue.capture(self.workspaces, at=Position(epoch))
-        return {"metrics": {"loss": epoch}}
+        details = {}
+        for epoch in epochs:
+            for workspace in self.workspaces.values():
+                workspace.put("w", settle([np.full(3, epoch)]))
+            self.queue.capture(self.workspaces, at=Position(epoch))
+            details[Position(epoch)] = {"metrics": {"loss": epoch}}
+        return details
 
     def save(self, *epochs: int) -> Any:
         """Save epochs in one order: the names of more than one must have been claimed before."""
-        order = self.manager.run.order(self.capture(*epochs), self.encoding)
+        return self.write(self.capture(*epochs))
+
+    def write(self, captured: dict[Position, Any]) -> Any:
+        order = self.manager.run.order(captured, self.encoding)
         return self.manager.run.commit(order, self.queue.write(self.workspaces, order=order))
 
-    def claim(self) -> None:
-        """Let epoch 1 claim the names of many epochs."""
-        run = self.manager.run
-        order = run.order(self.capture(*range(1, 20)), self.encoding)
-        assert list(order.stores) == [Position(1)]  # what epoch 0 has claimed
-        run.commit(order, self.queue.write(self.workspaces, order=order))
-
-    def entries(self, kind: type = CommitEntry) -> list[Any]:
-        return [e for e in self.manager.directory.log.read_entries() if isinstance(e, kind)]
+    def groups(self) -> list[list[int]]:
+        """The epochs that each commit entry records."""
+        groups = []
+        for entry in self.manager.directory.log.read_entries():
+            if isinstance(entry, CommitEntry):
+                groups.append([record.at.epoch for record in entry.records])
+        return groups
 
     def check(self) -> None:
         for epoch in self.manager.epochs():
@@ -89,7 +89,6 @@ class Rig:
 @pytest.fixture
 def rig(tmp_path: Path) -> Any:
     rig = Rig(tmp_path / "k")
-    rig.claim()
     yield rig
     rig.manager.run.end()
 
@@ -99,18 +98,11 @@ def test_a_group_costs_one_flush_and_one_entry(rig: Rig) -> None:
     assert [at.epoch for at in rig.save(2, 3, 4, 5).recorded] == [2, 3, 4, 5]
     flushed = [path for what, path in rig.files.trace if what in ("syncfs", "fsync")]
     assert flushed.count(rig.manager.path) == 1
-    assert [record.at.epoch for record in rig.entries()[-1].records] == [2, 3, 4, 5]
-    assert len(rig.entries(ClaimEntry)) == 1
-    assert {name for name in os.listdir(rig.manager.path) if ".r" in name} == set()
+    assert rig.groups() == [[0], [1], [2, 3, 4, 5]]
+    # Nothing was claimed anew, and what has not changed is linked.
+    stores = [Path(rig.manager.path, f"a.{epoch}") for epoch in range(6)]
+    assert len({os.stat(store / "same" / "c.0").st_ino for store in stores}) == 1
     rig.check()
-
-
-def test_a_chunk_that_has_not_changed_is_linked_within_a_group(rig: Rig) -> None:
-    rig.save(2, 3)
-    inodes = {
-        os.stat(Path(rig.manager.path, f"a.{epoch}", "same", "c.0")).st_ino for epoch in range(4)
-    }
-    assert len(inodes) == 1
 
 
 def test_what_precedes_a_position_that_fails_is_recorded_and_the_rest_is_not(rig: Rig) -> None:
@@ -133,7 +125,6 @@ def test_in_an_object_store_the_epoch_that_failed_is_named_not_the_first_of_its_
     tmp_path: Path,
 ) -> None:
     rig = Rig("s3://bucket/k", FullObjects("s3://bucket/k", tmp_path))
-    rig.claim()
     rig.files.stores = "b.4"
     with pytest.raises(CheckpointWriteError, match=r"^Epoch 4 of b could not be written: s3://"):
         rig.save(2, 3, 4, 5)
@@ -156,7 +147,6 @@ def test_what_the_policy_would_retire_at_once_is_not_written_but_its_metrics_are
     tmp_path: Path,
 ) -> None:
     rig = Rig(tmp_path / "k", keep=KeepLast(2))
-    rig.claim()
     rig.files.trace.clear()
     rig.save(2, 3, 4, 5)
     rig.manager.retention.sweeper.drain()
@@ -164,28 +154,16 @@ def test_what_the_policy_would_retire_at_once_is_not_written_but_its_metrics_are
     assert not [path for _, path in rig.files.trace if "/a.2" in path or "/a.3" in path]
     rows = rig.manager.past_epochs()
     assert [(row["epoch"], row["metrics"]["loss"]) for row in rows] == [(n, n) for n in range(6)]
-    assert [record.stores is None for record in rig.entries()[-1].records] == [
-        True,
-        True,
-        False,
-        False,
-    ]
     rig.manager.run.end()
-    assert rig.manager.epochs() == [4, 5]
     rig.check()
 
 
 def test_stores_that_contain_other_blobs_are_told_of_in_another_entry(rig: Rig) -> None:
-    run = rig.manager.run
-    pending = rig.capture(2, 3)
+    captured = rig.capture(2, 3)
     for workspace in rig.workspaces.values():
         workspace.put("more", 1)
-    pending |= rig.capture(4, 5)
-    before = len(rig.entries())
-    order = run.order(pending, rig.encoding)
-    run.commit(order, rig.queue.write(rig.workspaces, order=order))
-    added = rig.entries()[before:]
-    assert [[record.at.epoch for record in entry.records] for entry in added] == [[2, 3], [4, 5]]
+    rig.write(captured | rig.capture(4, 5))
+    assert rig.groups()[-2:] == [[2, 3], [4, 5]]
     rig.check()
 
 

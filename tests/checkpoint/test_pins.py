@@ -26,14 +26,14 @@ def run(tmp_path: Path) -> Iterator[NodeRun]:
     run.end()
 
 
+@pytest.fixture
+def reader(run: NodeRun) -> MultiNodeCheckpointManager:
+    return MultiNodeCheckpointManager(run.path)
+
+
 def save(run: NodeRun, *epochs: int) -> None:
     for epoch in epochs:
         run.save(epoch, {"w": np.full(5, epoch)})
-
-
-@pytest.fixture
-def reader(run: NodeRun) -> MultiNodeCheckpointManager:
-    return MultiNodeCheckpointManager(run.manager.path)
 
 
 def test_an_epoch_that_is_open_and_pinned_is_not_retired(
@@ -53,6 +53,38 @@ def test_an_epoch_that_is_open_and_pinned_is_not_retired(
     assert run.manager.epochs() == [5, 6]
 
 
+def test_a_pinned_epoch_outlives_the_policy_until_it_is_unpinned(
+    run: NodeRun, reader: MultiNodeCheckpointManager
+) -> None:
+    save(run, 0)
+    for label in ("kept", "paper", "paper"):
+        reader.pin(0, label)
+    save(run, 1, 2, 3)
+    assert run.manager.epochs() == reader.epochs() == [0, 2, 3]
+    assert reader.pins() == {0: ["kept", "paper"]}
+    reader.verify(0)
+    assert reader.unpin(0, "kept")
+    assert not reader.unpin(0, "kept")
+    save(run, 4)
+    assert reader.epochs() == [0, 3, 4]
+    assert reader.unpin(0)
+    save(run, 5)
+    assert (reader.epochs(), reader.pins()) == ([4, 5], {})
+    assert not (run.path / "a.0").exists()
+
+
+def test_an_epoch_that_is_recorded_anew_keeps_its_pins_and_both_stores(run: NodeRun) -> None:
+    save(run, 0)
+    run.manager.pin(0)
+    save(run, 0)
+    assert (run.manager.epochs(), run.manager.pins()) == ([0], {0: ["kept"]})
+    run.end()
+    again = NodeRun(run.path)  # which removes what is left over
+    again.manager.retention.sweeper.drain()
+    assert (run.path / "a.0" / "zarr.json").exists()
+    again.end()
+
+
 def test_closing_twice_or_after_a_rewind_is_harmless(
     run: NodeRun, reader: MultiNodeCheckpointManager
 ) -> None:
@@ -70,15 +102,25 @@ def test_an_epoch_that_cannot_be_opened_is_not_left_pinned(
     run: NodeRun, reader: MultiNodeCheckpointManager
 ) -> None:
     save(run, 0)
-    run.manager.run.end()
-    commit = Path(reader.path, "_log", "0000000002.json")
+    run.end()
+    commit = run.path / "_log" / "0000000002.json"
     reader.epochs()
     content = commit.read_bytes()
     commit.write_bytes(b"")
     with pytest.raises(CheckpointCorruptError):
         reader.open(0, pin=True)
     commit.write_bytes(content)
-    assert MultiNodeCheckpointManager(reader.path).pins() == {}
+    assert MultiNodeCheckpointManager(run.path).pins() == {}
+
+
+def test_an_epoch_that_is_not_recorded_cannot_be_pinned(tmp_path: Path) -> None:
+    manager = MultiNodeCheckpointManager(tmp_path)
+    for change in (manager.pin, manager.unpin, lambda epoch: manager.open(epoch, pin=True)):
+        with pytest.raises(CheckpointNotFoundError, match="Epoch 3 .* is not recorded"):
+            change(3)
+    with pytest.raises(DefinitionError, match="label"):
+        manager.pin(3, "")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_watch_yields_later_epochs_and_those_recorded_again(
@@ -94,52 +136,5 @@ def test_watch_yields_later_epochs_and_those_recorded_again(
     run.manager.run.rewind(Position(0), "by hand")
     save(run, 1, 2)
     assert [next(watch), next(watch)] == [1, 2]
-    run.manager.run.end()
+    run.end()
     assert list(watch) == []
-
-
-def test_a_pinned_epoch_outlives_the_policy_until_it_is_unpinned(tmp_path: Path) -> None:
-    run = NodeRun(tmp_path, keep=KeepLast(1))
-    reader = MultiNodeCheckpointManager(tmp_path)
-    run.save(0)
-    reader.pin(0)
-    reader.pin(0, "paper")
-    reader.pin(0, "paper")
-    for epoch in (1, 2):
-        run.save(epoch)
-    assert run.manager.epochs() == reader.epochs() == [0, 2]
-    assert reader.pins() == {0: ["kept", "paper"]}
-    reader.verify(0)
-    assert reader.unpin(0, "kept")
-    assert not reader.unpin(0, "kept")
-    run.save(3)
-    assert reader.epochs() == [0, 3]
-    assert reader.unpin(0)
-    run.save(4)
-    assert (reader.epochs(), reader.pins()) == ([4], {})
-    assert not (tmp_path / "a.0").exists()
-    run.end()
-
-
-def test_an_epoch_that_is_recorded_anew_keeps_its_pins_and_both_stores(tmp_path: Path) -> None:
-    run = NodeRun(tmp_path)
-    run.save(0)
-    run.manager.pin(0)
-    run.save(0)
-    assert (tmp_path / "a.0" / "zarr.json").exists()
-    assert (run.manager.epochs(), run.manager.pins()) == ([0], {0: ["kept"]})
-    run.end()
-    again = NodeRun(tmp_path)  # which removes what is left over
-    again.manager.retention.sweeper.drain()
-    assert (tmp_path / "a.0" / "zarr.json").exists()
-    again.end()
-
-
-def test_an_epoch_that_is_not_recorded_cannot_be_pinned(tmp_path: Path) -> None:
-    manager = MultiNodeCheckpointManager(tmp_path)
-    for change in (manager.pin, manager.unpin, lambda epoch: manager.open(epoch, pin=True)):
-        with pytest.raises(CheckpointNotFoundError, match="Epoch 3 .* is not recorded"):
-            change(3)
-    with pytest.raises(DefinitionError, match="label"):
-        manager.pin(3, "")
-    assert list(tmp_path.iterdir()) == []
