@@ -20,9 +20,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 import pytest
@@ -62,7 +61,6 @@ Mutant = Literal[
     "deletes what others made",
 ]
 Status = Literal["part", "whole"]
-Item = TypeVar("Item", bound=Hashable)
 
 
 class StoreThere(NamedTuple):
@@ -87,12 +85,12 @@ class Stage(NamedTuple):
     arguments: tuple[Any, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class World:
+class World(NamedTuple):
     """All that lies on storage, and how many operations have failed."""
 
     log: tuple[str, ...]
-    stores: frozenset[StoreThere] = frozenset()
+    """The ids of the entries."""
+    stores: frozenset[StoreThere]
     failures: int = 0
 
     def find(self, name: str) -> StoreThere | None:
@@ -100,18 +98,17 @@ class World:
 
     def with_store(self, name: str, found: StoreThere | None) -> World:
         others = frozenset(store for store in self.stores if store.name != name)
-        return replace(self, stores=others | {found} if found else others)
+        return self._replace(stores=others | {found} if found else others)
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where an actor stands: all that what it does next depends on.
 
     A stage begins with its arguments and what the writer knows; how that came to be known makes no
     difference. Within it, the answers to what it has asked so far tell the rest.
     """
 
-    actor: int
+    name: str
     stage: Stage | None = None
     known: str = ""
     late: tuple[str, ...] = ()
@@ -128,83 +125,18 @@ class SuspendedError(BaseException):
     """The actor waits for an answer."""
 
 
-class AnewError(BaseException):
-    """The writer has read on and begins a round anew: all that it knows is its state."""
-
-    def __init__(self, stage: Stage) -> None:
-        self.stage = stage
-
-
 class BrokenError(AssertionError):
     """The protocol does not hold."""
-
-
-class Storage:
-    """What an actor sees of storage: the answers that it has had; the next request suspends it."""
-
-    def __init__(self, model: Model, name: str, answers: tuple[Any, ...]) -> None:
-        self._model = model
-        self._name = name
-        self._answers = iter(answers)
-        self.request: Request | None = None
-        self.writer: LogWriter | None = None
-
-    def _ask(self, request: Request) -> Any:
-        for answer in self._answers:
-            if answer == "error":
-                raise OSError("it failed, or its answer was lost")
-            return answer
-        self.request = request
-        raise SuspendedError
-
-    # --- the metadata handler
-
-    def set_params(self, path: str, node_names: Sequence[str]) -> None:
-        pass
-
-    def append(self, entry: Entry) -> bool:
-        self._model.entries[entry["id"]] = entry
-        return bool(self._ask(Request("append", entry["id"])))
-
-    def last_number(self) -> int:
-        return int(self._ask(Request("last")))
-
-    def entries(self, first: int = 0) -> Iterator[Entry]:
-        found = [self._model.entries[key] for key in self._ask(Request("entries", first))]
-        if self._model.mutant == "does not know its own entries":
-            found = [{**entry, "id": ""} for entry in found]
-        state = self.writer._state if self.writer else None
-        if state is not None and state.number == first:
-            # The directory is never replaced here, so what was read last is still there.
-            found[:1] = [{"id": state.last_id}]
-        return iter(found)
-
-    # --- the stores
-
-    def names(self) -> list[str]:
-        return list(self._ask(Request("names")))
-
-    def put(self, name: str, status: Status, claim: int) -> None:
-        self._ask(Request("put", StoreThere(name, status, f"{self._name} {claim}")))
-
-    def delete(self, name: str) -> None:
-        self._ask(Request("delete", name))
 
 
 class ModelWriter(LogWriter):
     """Makes entries whose id is their content, whatever way led to them: nobody says it twice."""
 
-    def __init__(self, storage: Storage, name: str) -> None:
-        super().__init__(storage, "k")
-        storage.writer = self
-        self._name = name
-
     def _make(self, kind: type[Any], run: str, fields: Mapping[str, Any]) -> Any:
-        entry = super()._make(kind, self._name, fields)
+        entry = super()._make(kind, self.handler.name, fields)
         entry = msgspec.structs.replace(entry, time="", id="")
-        content = json.dumps({**entry_to_json(entry), "id": ""}, sort_keys=True)
-        entry = msgspec.structs.replace(entry, id=str(self.numbers.of(content)))
-        return entry
+        content = json.dumps(entry_to_json(entry), sort_keys=True)
+        return msgspec.structs.replace(entry, id=content)
 
 
 class HeedlessWriter(ModelWriter):
@@ -212,6 +144,58 @@ class HeedlessWriter(ModelWriter):
 
     def _held(self, state: State) -> State:
         return state
+
+
+class Storage:
+    """What an actor sees of storage: the answers that it has had; the next request suspends it.
+
+    It is the handler of the actor's log, too.
+    """
+
+    def __init__(self, model: Model, name: str, answers: tuple[Any, ...]) -> None:
+        self.name = name
+        self.request: Request | None = None
+        self._model = model
+        self._answers = iter(answers)
+        is_heedless = model.mutant == "ignores a take-over"
+        self.writer = (HeedlessWriter if is_heedless else ModelWriter)(self, "k")
+
+    def _ask(self, what: Any, detail: Any = None) -> Any:
+        for answer in self._answers:
+            if answer == "error":
+                raise OSError("it failed, or its answer was lost")
+            return answer
+        self.request = Request(what, detail)
+        raise SuspendedError
+
+    def set_params(self, path: str, node_names: Sequence[str]) -> None:
+        pass
+
+    def append(self, entry: Entry) -> bool:
+        self._model.entries[entry["id"]] = entry
+        return bool(self._ask("append", entry["id"]))
+
+    def last_number(self) -> int:
+        return int(self._ask("last"))
+
+    def entries(self, first: int = 0) -> Iterator[Entry]:
+        found = [self._model.entries[key] for key in self._ask("entries", first)]
+        if self._model.mutant == "does not know its own entries":
+            found = [{**entry, "id": ""} for entry in found]
+        state = self.writer._state
+        if state is not None and state.number == first:
+            # The directory is never replaced here, so what was read last is still there.
+            found[:1] = [{"id": state.last_id}]
+        return iter(found)
+
+    def names(self) -> list[str]:
+        return list(self._ask("names"))
+
+    def put(self, name: str, status: Status, claim: int) -> None:
+        self._ask("put", StoreThere(name, status, f"{self.name} {claim}"))
+
+    def delete(self, name: str) -> None:
+        self._ask("delete", name)
 
 
 def record_of(at: Position, name: str) -> Record:
@@ -222,20 +206,16 @@ class Actor:
     """The programs: each method is a stage, and gives the next one."""
 
     def __init__(self, model: Model, place: Place) -> None:
-        name = model.names[place.actor]
-        self.storage = Storage(model, name, place.answers)
+        self.storage = Storage(model, place.name, place.answers)
         self.late = place.late
         self.ordered = place.ordered
         self.promised = place.promised
-        self._name = name
+        self._name = place.name
         self._mutant = model.mutant
-        self._rounds = 0
-        kind = HeedlessWriter if self._mutant == "ignores a take-over" else ModelWriter
-        self._writer = kind(self.storage, name)
-        self._writer.numbers = model.contents
+        self._writer = self.storage.writer
         if place.known:
             self._writer._state = State.from_bytes(place.known.encode())
-            self._writer._run = name
+            self._writer._run = place.name
 
     def known(self) -> str:
         """What the writer knows, but for what nothing depends on: ids."""
@@ -248,18 +228,9 @@ class Actor:
     # --- what a manager does: take the directory, clean up, save groups, retire, leave
 
     def take(self, groups: tuple[int, ...]) -> Stage:
-        def decide(state: State) -> dict[str, Any]:
-            """Nobody is ever believed to be alive."""
-            self._begin_round(Stage("take", (groups,)))
-            return {"nodes": ["a"], "info": {}}
-
-        self._writer.take(self._name, decide)
+        # Nobody is ever believed to be alive.
+        self._writer.take(self._name, lambda state: {"nodes": ["a"], "info": {}})
         return Stage("clean_up", (groups,))
-
-    def _begin_round(self, stage: Stage) -> None:
-        self._rounds += 1
-        if self._rounds > 1:
-            raise AnewError(stage)
 
     def clean_up(self, groups: tuple[int, ...]) -> Stage:
         state = self._writer.check_held()
@@ -382,15 +353,14 @@ class Actor:
 
     # --- what a reader does
 
-    def pin(self, epoch: int | None = None) -> None:
+    def pin(self) -> None:
         """Pin the oldest epoch."""
+        epoch: Position | None = None
 
         def decide(state: State) -> dict[str, Any] | None:
             nonlocal epoch
-            epoch = state.epochs[0].epoch if epoch is None else epoch
-            self._begin_round(Stage("pin", (epoch,)))
-            is_recorded = Position(epoch) in state.recorded
-            return {"epoch": Position(epoch), "label": self._name} if is_recorded else None
+            epoch = epoch or state.epochs[0]
+            return {"epoch": epoch, "label": self._name} if epoch in state.recorded else None
 
         done = self._writer.note(PinEntry, decide)
         if done is not None:
@@ -402,44 +372,23 @@ def _after(at: Position | None, count: int) -> Position:
     return Position(count - 1 if at is None else at.epoch + count)
 
 
-class Numbers(Generic[Item]):
-    """Numbers for what is long to compare."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[Item, int] = {}
-        self.items: list[Item] = []
-
-    def of(self, item: Item) -> int:
-        number = self._numbers.setdefault(item, len(self.items))
-        if number == len(self.items):
-            self.items.append(item)
-        return number
-
-
 class Model:
     """The walk through all orders of what the actors do.
 
-    A state is a world and the place of each actor, by their numbers.
+    A state is a world and the place of each actor.
     """
 
     def __init__(
         self, actors: Sequence[Stage], failures: int, mutant: Mutant | None = None
     ) -> None:
         self.mutant = mutant
-        self.names = [f"{i} {stage.name}" for i, stage in enumerate(actors)]
         self.entries: dict[str, Entry] = {}
-        self.contents: Numbers[str] = Numbers()
         self._failures = failures
-        self._worlds: Numbers[World] = Numbers()
-        self._places: Numbers[Place] = Numbers()
-        starts = [Place(i, stage) for i, stage in enumerate(actors)]
-        self._first = (
-            self._worlds.of(self._first_world()),
-            *(self._places.of(self._settle(place)) for place in starts),
-        )
-        self._served = functools.cache(self._serve)
-        self._told = functools.cache(self._tell)
-        self.sights: set[tuple[World, frozenset[str]]] = set()
+        self._serve = functools.cache(self._find_answers)
+        self._tell = functools.cache(self._go_on)
+        self._check = functools.cache(self._check_world)
+        places = [Place(f"{i} {stage.name}", stage) for i, stage in enumerate(actors)]
+        self._first = (self._first_world(), *map(self._settle, places))
 
     def _first_world(self) -> World:
         """Epoch 0 is recorded, by a run that was killed while it saved epoch 1."""
@@ -459,43 +408,41 @@ class Model:
         ]
         return World(tuple(self.entries), frozenset(stores))
 
-    def walk(self) -> None:
-        """Visit all states."""
+    def walk(self) -> int:
+        """Visit all states; returns how many there are."""
         found = {self._first}
         waiting = [self._first]
         while waiting:
             state = waiting.pop()
-            self._check(state)
-            for after in self._nexts(state):
+            world, *places = state
+            self._check(world, frozenset().union(*(place.promised for place in places)))
+            for after in self._nexts(world, places):
                 if after not in found:
                     found.add(after)
                     waiting.append(after)
+        return len(found)
 
-    def _nexts(self, state: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-        world, *places = state
-        for i, place in enumerate(places, 1):
-            request = self._places.items[place].request
-            if request is not None:
-                for after, answer in self._served(world, request):
-                    yield (after, *state[1:i], self._told(place, answer), *state[i + 1 :])
+    def _nexts(self, world: World, places: Sequence[Place]) -> Iterator[tuple[Any, ...]]:
+        for i, place in enumerate(places):
+            if place.request is not None:
+                for after, answer in self._serve(world, place.request):
+                    yield (after, *places[:i], self._tell(place, answer), *places[i + 1 :])
 
     # --- what storage does
 
-    def _serve(self, number: int, request: Request) -> list[tuple[int, Any]]:
+    def _find_answers(self, world: World, request: Request) -> list[tuple[World, Any]]:
         """What may come of a request: the world after it, and the answer."""
-        world = self._worlds.items[number]
         after, answer = self._do(world, request)
         ways = [(after, answer)]
         if world.failures < self._failures:
-            failed = replace(world, failures=world.failures + 1)
-            ways.append((failed, "error"))
+            ways.append((world._replace(failures=world.failures + 1), "error"))
             if after != world:
-                done = replace(after, failures=world.failures + 1)
+                done = after._replace(failures=world.failures + 1)
                 ways.append((done, "error"))
                 if request.what == "append":
                     # Tried again by what is below the handler: it finds what it has written.
                     ways.append((done, False))
-        return [(self._worlds.of(world), answer) for world, answer in ways]
+        return ways
 
     def _do(self, world: World, request: Request) -> tuple[World, Any]:
         what, detail = request
@@ -508,7 +455,7 @@ class Model:
             if number < len(log) and self.mutant != "overwrites":
                 assert log[number] != detail, "two entries are taken for one"
                 return world, False
-            return replace(world, log=(*log[:number], detail, *log[number + 1 :])), True
+            return world._replace(log=(*log[:number], detail, *log[number + 1 :])), True
         if what == "names":
             return world, tuple(sorted(store.name for store in world.stores))
         if what == "put":
@@ -520,43 +467,29 @@ class Model:
 
     # --- what actors do
 
-    def _tell(self, number: int, answer: Any) -> int:
+    def _go_on(self, place: Place, answer: Any) -> Place:
         """Where an actor stands once it has had an answer."""
-        place = self._places.items[number]
-        return self._places.of(self._settle(replace(place, answers=(*place.answers, answer))))
+        return self._settle(place._replace(answers=(*place.answers, answer)))
 
     def _settle(self, place: Place) -> Place:
         """Let an actor go on to its next request, or its end."""
         actor, stage = Actor(self, place), place.stage
         while stage is not None:
-            answers: tuple[Any, ...] = ()
             try:
                 stage = getattr(actor, stage.name)(*stage.arguments)
             except SuspendedError:
-                return replace(place, promised=actor.promised, request=actor.storage.request)
-            except AnewError as anew:
-                stage = anew.stage
-                answers = ((),)  # it has just read, and there is nothing new
+                return place._replace(promised=actor.promised, request=actor.storage.request)
             except CheckpointCorruptError as error:
                 raise BrokenError(str(error)) from error
             except (CheckpointError, OSError):
                 break  # this actor is over
             if stage is not None:
-                told = (actor.late, actor.ordered, actor.promised)
-                place = Place(place.actor, stage, actor.known(), *told, answers)
+                known = actor.known()
+                place = Place(place.name, stage, known, actor.late, actor.ordered, actor.promised)
                 actor = Actor(self, place)
-        return Place(place.actor, promised=actor.promised)
+        return Place(place.name, promised=actor.promised)
 
-    # --- what must hold
-
-    def _check(self, state: tuple[int, ...]) -> None:
-        promised = frozenset[str]().union(*(self._places.items[n].promised for n in state[1:]))
-        sight = (self._worlds.items[state[0]], promised)
-        if sight not in self.sights:
-            self.sights.add(sight)
-            self.check(*sight)
-
-    def check(self, world: World, promised: frozenset[str]) -> None:
+    def _check_world(self, world: World, promised: frozenset[str]) -> None:
         """What must hold at every moment, whoever is killed next."""
         state = State()
         entries = [parse_entry(self.entries[key], key) for key in world.log]
@@ -607,9 +540,8 @@ def test_in_every_order_of_events_what_is_recorded_is_whole(
     cases: dict[str, tuple[list[Stage], int]],
 ) -> None:
     for case, (actors, failures) in cases.items():
-        model = Model(actors, failures)
-        model.walk()
-        assert len(model.sights) > 50, case
+        num_states = Model(actors, failures).walk()
+        assert num_states > 100, case
 
 
 @pytest.mark.nightly
