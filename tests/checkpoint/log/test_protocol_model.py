@@ -527,7 +527,6 @@ CASES = {
 MORE_CASES = {
     "two runs and a reader, one failure": ([RUN, RUN, READER], 1),
     "two runs of two saves, one failure": ([RUN_OF_TWO, RUN_OF_TWO], 1),
-    "two runs of two saves and a reader": ([RUN_OF_TWO, RUN_OF_TWO, READER], 0),
     "a run of groups, a run, one failure": ([RUN_OF_GROUPS, RUN], 1),
     "a run of groups, a run and a reader": ([RUN_OF_GROUPS, RUN, READER], 0),
     "two runs of groups": ([RUN_OF_GROUPS, RUN_OF_GROUPS], 0),
