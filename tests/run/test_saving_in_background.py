@@ -26,7 +26,7 @@ from jobrunner.checkpoint import CommitEntry
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.positions import Position
 from jobrunner.workspace import Workspace
-from tests.blobs import Blobs, updated
+from tests.blobs import Blobs
 from tests.jobs import Listener, RefusingFiles, count, counter
 from tests.saves import Save
 
@@ -212,47 +212,14 @@ def test_a_blob_that_cannot_be_saved_any_more_ends_the_run_at_its_epoch(inproc_s
     assert manager.latest() == 4
 
 
-class Snapshot:
-    """A background save of the blobs of a node: copied, not yet written."""
-
-    def __init__(self, tmp_path, blobs):
-        self.manager = manager_of(tmp_path)
-        self.workspace = Workspace("a")
-        Blobs(self.workspace).update(blobs)
-        self.places = {name: self.place(name) for name in blobs}
-        self.manager.run.start(["a"], {})
-        self.begun = Save(self.manager, Position(0))
-        self.begun.capture({"a": self.workspace})
-
-    def place(self, name):
-        value = self.workspace.value(name)
-        array = value if isinstance(value, np.ndarray) else value[0]
-        return array.__array_interface__["data"][0]
-
-    def is_copied_by_an_update(self, name):
-        def change(value):
-            array = value if isinstance(value, np.ndarray) else value[0]
-            array += 5
-
-        updated(self.workspace, name, change)
-        return self.place(name) != self.places[name]
-
-    def write(self):
-        receipts = self.begun.write_captured({"a": self.workspace})
-        self.begun.commit(receipts)
-        self.manager.run.end()
-        return self.manager.open(0)["a"]
-
-
-LARGE = (1 << 20) // 8
+LARGE_BYTES = 1 << 20
 
 
 class Model:
     """An object with an array, of which nobody knows what changes it."""
 
-    def __init__(self, length):
-        self.array = np.zeros(length)
-        self.__array_interface__ = self.array.__array_interface__
+    def __init__(self):
+        self.array = np.zeros(LARGE_BYTES // 8)
 
     def state_dict(self):
         return {"array": self.array}
@@ -261,32 +228,16 @@ class Model:
         self.array = state["array"]
 
 
-def test_an_array_in_an_object_is_copied_at_once(tmp_path):
-    model = Model(LARGE)
-    snapshot = Snapshot(tmp_path, {"x": [model]})
+@pytest.mark.parametrize("budget_bytes", [LARGE_BYTES, LARGE_BYTES - 1])
+def test_an_object_is_copied_at_once_unless_that_exceeds_the_budget(tmp_path, budget_bytes):
+    model, manager = Model(), manager_of(tmp_path)
+    workspaces = {"a": Workspace("a")}
+    Blobs(workspaces["a"]).update({"x": [model]})
+    manager.run.start(["a"], {})
+    save = Save(manager, Position(0))
+    captured = save.queue.capture(workspaces, at=save.at, budget_bytes=budget_bytes)
+    assert captured == LARGE_BYTES
     model.array += 1
-    assert snapshot.write().load("x")[0]["array"].max() == 0
-
-
-@pytest.mark.parametrize("budget_bytes", [8 * LARGE, 8 * LARGE - 1])
-def test_what_exceeds_the_budget_is_not_copied(tmp_path, budget_bytes):
-    model = Model(LARGE)
-    snapshot = Snapshot(tmp_path, {"x": np.zeros(LARGE), "y": [model]})
-    workspaces = {"a": snapshot.workspace}
-    captured = snapshot.begun.queue.capture(workspaces, at=Position(0), budget_bytes=budget_bytes)
-    assert captured == 8 * LARGE  # the array that has not changed costs nothing more
-    model.array += 1
-    assert snapshot.write().load("y")[0]["array"].max() == (captured > budget_bytes)
-
-
-def test_an_array_is_released_as_soon_as_it_is_written(tmp_path, gate):
-    class Stop(GatedFiles):
-        def before(self, operation, path):
-            if operation == "syncfs" and not seen:
-                seen.extend(snapshot.is_copied_by_an_update(name) for name in "xy")
-
-    seen = []
-    snapshot = Snapshot(tmp_path, {"x": np.zeros(9 * LARGE), "y": np.zeros(LARGE)})
-    object.__setattr__(snapshot.begun.order, "files", Stop())
-    snapshot.write()
-    assert seen == [False, False]
+    save.commit(save.write_captured(workspaces))
+    manager.run.end()
+    assert manager.open(0)["a"].load("x")[0]["array"].max() == (captured > budget_bytes)

