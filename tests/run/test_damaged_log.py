@@ -50,6 +50,7 @@ def test_a_run_refuses_a_damaged_log_and_resumes_after_the_repair(
         ):
             call()
     assert sorted(Path(manager.path).glob("a.*")) == stores
+    assert "cannot be read" in manager._repr_html_()
     told = repair(manager)
     assert "epochs recorded anew, from stores that were verified byte for byte: 1" in told
     assert "epochs that stay recorded: 0, 2, 3" in told
