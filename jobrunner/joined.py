@@ -71,8 +71,7 @@ def type_of_frame(value: Any) -> FrameType | None:
     """The type of a data frame or series of pandas; None of anything else."""
     if type(value).__module__.partition(".")[0] != "pandas" or not hasattr(value, "iloc"):
         return None
-    sizes = value.memory_usage(index=True)
-    return FrameType(value.iloc[:0], int(sizes if value.ndim == 1 else sizes.sum()))
+    return FrameType(value.iloc[:0], int(np.sum(value.memory_usage(index=True))))
 
 
 def cut(

@@ -139,9 +139,11 @@ def child_names(keys: Iterable[object]) -> list[str]:
     names: list[str] = []
     used: set[str] = set()
     for i, key in enumerate(keys):
-        name = escape(key) if isinstance(key, str) and key and key.isprintable() else ""
-        if not name or name.casefold() in used or len(name.encode()) > _MAX_NAME_BYTES:
-            name = f"_{i}"  # `escape` never begins with "_"
+        name = f"_{i}"  # `escape` never begins with "_"
+        if isinstance(key, str) and key and key.isprintable():
+            escaped = escape(key)
+            if escaped.casefold() not in used and len(escaped.encode()) <= _MAX_NAME_BYTES:
+                name = escaped
         used.add(name.casefold())
         names.append(name)
     return names
