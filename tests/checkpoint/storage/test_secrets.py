@@ -7,6 +7,7 @@ import logging
 import os
 import pickle
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,9 @@ URLS = [
 ]
 
 
+NO_RETRY: Any = {"max_retries": 0, "retry_timeout": dt.timedelta(0)}
+
+
 def told_by(error: BaseException) -> str:
     """Everything that an error shows or carries to another process."""
     shown = "".join(traceback.format_exception(error))
@@ -73,53 +77,36 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("url", URLS)
 def test_a_url_with_credentials_is_refused_and_not_repeated(url: str, tmp_path: Path) -> None:
-    good = tmp_path / "good"
-    MultiNodeCheckpointManager(good).run.start(["a"], {})
     for call in (
         lambda: MultiNodeCheckpointManager(url),
-        lambda: MultiNodeCheckpointManager(good, load_path=url),
+        lambda: MultiNodeCheckpointManager(tmp_path, load_path=url),
+        lambda: write_report(tmp_path, url),
     ):
-        with pytest.raises(DefinitionError, match="not repeated") as caught:
+        with pytest.raises((DefinitionError, OSError)) as caught:
             call()
         assert CANARY not in told_by(caught.value)
-        assert CANARY not in str(caught.value.args)
-    for args in (["ls", url], ["diff", f"{url}@1", "@2"], ["copy", str(good), "all", url]):
-        for more in ([], ["--json"]):
-            result = CliRunner().invoke(main, [*args, *more])
-            assert result.exit_code in (2, 6)
-            assert CANARY not in result.output
 
 
-@pytest.mark.parametrize("url", URLS[1:2])
 def test_no_command_repeats_the_credentials_of_a_url(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever takes a path, a file, a module or a name."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "job.py").write_text("")
-    runs = ["--checkpoint", "runs"]
-    tried = 0
+    url = URLS[1]
+    Path("job.py").write_text("")
+    calls = [["run", f"job.py:{url}", "--checkpoint", "runs"]]
     for name, command in main.commands.items():
         arguments = [it for it in command.params if isinstance(it, click.Argument)]
-        calls = [[url] * len(arguments)]
-        calls += [
-            [*["x"] * len(arguments), it.opts[0], url]
-            for it in command.params
-            if isinstance(it, click.Option) and not it.is_flag
-        ]
-        calls += [[f"job.py:{url}", *runs]] if name == "run" else []
-        for call in calls:
-            for more in ([], ["--json"]):
-                result = CliRunner().invoke(main, [name, *call, *more])
-                assert CANARY not in result.output, (name, call, result.output)
-                assert result.exit_code != 1 or not arguments, (name, call, result.exception)
-                tried += 1
-    assert tried > 90
-    assert os.listdir(tmp_path) == ["job.py"]
-    for path in (url, Path(url)):
-        with pytest.raises((DefinitionError, OSError)) as caught:
-            write_report(tmp_path, path)
-        assert CANARY not in str(caught.value)
+        options = [it for it in command.params if isinstance(it, click.Option) and not it.is_flag]
+        calls.append([name, *[url] * len(arguments)])
+        calls += [[name, *["x"] * len(arguments), it.opts[0], url] for it in options]
+    for call in calls:
+        for more in ([], ["--json"]):
+            result = CliRunner().invoke(main, [*call, *more])
+            assert CANARY not in result.output, (call, result.output)
+            assert result.exit_code != 1 or len(call) == 1, (call, result.exception)
+    assert len(calls) > 45
+    assert os.listdir() == ["job.py"]
 
 
 def test_no_secret_among_parameters_is_recorded_or_repeated() -> None:
@@ -130,7 +117,6 @@ def test_no_secret_among_parameters_is_recorded_or_repeated() -> None:
         token: str,
         db: str,
         urls: list[str],
-        credentials: dict[str, str],
         tokens_by_host: dict[str, dict[str, str | int]],
         api_keys: list[str],
         num_tokens: int = 3,
@@ -147,13 +133,12 @@ def test_no_secret_among_parameters_is_recorded_or_repeated() -> None:
 
     def build_with(secret: str) -> Job:
         hosts: dict[str, str | int] = {"token": secret, "max_token": 7, "user": "u"}
-        return build(secret, url, [url], {"user": secret}, {"h": hosts}, [secret])
+        return build(secret, url, [url], {"h": hosts}, [secret])
 
     first = build_with(CANARY)
     assert got == [(CANARY, url)]
-    assert CANARY not in str(first.parameters)
     assert first.parameters == {
-        **dict.fromkeys(("token", "credentials", "api_keys"), "…"),
+        **dict.fromkeys(("token", "api_keys"), "…"),
         "db": "postgres://…@h/x",
         "urls": ["postgres://…@h/x"],
         "tokens_by_host": {"h": {"token": "…", "max_token": 7, "user": "u"}},
@@ -161,16 +146,7 @@ def test_no_secret_among_parameters_is_recorded_or_repeated() -> None:
         "tokenizer": "bpe",
         "pad_token": "<pad>",
     }
-    # A secret may change; that it was recorded by an earlier version is not repeated.
-    then, now = describe(first.compile()), describe(build_with("another").compile())
-    assert changes(then, now) == []
-    hosts = {"h": {"token": CANARY, "max_token": 7, "user": "u"}}
-    then["parameters"] |= {"token": CANARY, "tokens_by_host": hosts}
-    assert changes(then, now) == []
-    then["parameters"] |= {"db": f"x{url}", "tokens_by_host": {"h": {"token": CANARY}}}
-    told = str(changes(then, now))
-    assert "'user'" in told
-    assert CANARY not in told
+    assert changes(describe(first.compile()), describe(build_with("another").compile())) == []
 
 
 def test_an_endpoint_with_a_password_is_not_shown_by_errors(
@@ -178,19 +154,16 @@ def test_an_endpoint_with_a_password_is_not_shown_by_errors(
 ) -> None:
     from obstore.store import from_url
 
-    def once(root: str) -> Any:
-        return from_url(root, retry_config={"max_retries": 0, "retry_timeout": dt.timedelta(0)})
-
     caplog.set_level(logging.DEBUG)
-    files = ObjectFiles("s3://bucket/runs", once)
-    for call in (lambda: files.read("s3://bucket/runs/x"), lambda: files.list_names(files.root)):
-        with pytest.raises(OSError, match=r"http://…@127\.0\.0\.1") as caught:
+    files = ObjectFiles("s3://bucket/runs", partial(from_url, retry_config=NO_RETRY))
+    for call in (
+        lambda: files.read("s3://bucket/runs/x"),
+        lambda: files.list_names(files.root),
+        MultiNodeCheckpointManager("s3://bucket/runs", files=files).epochs,
+    ):
+        with pytest.raises((OSError, CheckpointError), match=r"http://…@127\.0\.0\.1") as caught:
             call()
         assert CANARY not in told_by(caught.value)
-    manager = MultiNodeCheckpointManager("s3://bucket/runs", files=files)
-    with pytest.raises(CheckpointError) as failed:
-        manager.epochs()
-    assert CANARY not in told_by(failed.value)
     assert CANARY not in caplog.text
 
 
@@ -200,28 +173,21 @@ def test_pickles_of_sessions_managers_and_handlers_have_no_credentials(
     """Managers and sessions belong to their process; the error for trying must not tell either."""
     from obstore.store import S3Store
 
-    def once(root: str) -> Any:
+    def with_keys(root: str) -> Any:
         """A store that pickles the credentials which it was given."""
-        return S3Store(
-            "bucket",
-            access_key_id=os.environ["AWS_ACCESS_KEY_ID"],
-            secret_access_key=os.environ["AWS_SECRET_ACCESS_KEY"],
-            retry_config={"max_retries": 0, "retry_timeout": dt.timedelta(0)},
-        )
+        key = os.environ["AWS_SECRET_ACCESS_KEY"]
+        return S3Store("bucket", access_key_id="AKIA", secret_access_key=key, retry_config=NO_RETRY)
 
-    files = ObjectFiles("s3://bucket/runs", once)
+    files = ObjectFiles("s3://bucket/runs", with_keys)
     manager = MultiNodeCheckpointManager("s3://bucket/runs", files=files)
-    with pytest.raises(CheckpointError):
-        manager.epochs()  # opens the store
-    assert CANARY in str(cloudpickle.dumps(once(files.root)))
-    whole, refused = [], []
-    for thing in (files, manager.directory.handler, manager, inproc_session):
-        try:
-            whole.append(cloudpickle.dumps(thing))
-        except TypeError as error:
-            refused.append(told_by(error))
-    assert len(whole) >= 2
-    assert not [it for it in (*whole, *refused) if CANARY in str(it)]
+    with pytest.raises(OSError, match="127"):
+        files.read("s3://bucket/runs/x")  # opens the store
+    assert CANARY in str(cloudpickle.dumps(with_keys(files.root)))
+    assert CANARY not in str(cloudpickle.dumps([files, manager.directory.handler]))
+    for thing in (manager, inproc_session):
+        with pytest.raises(TypeError) as refused:
+            cloudpickle.dumps(thing)
+        assert CANARY not in told_by(refused.value)
 
 
 def test_a_run_writes_and_prints_no_credentials_of_its_environment(
@@ -239,22 +205,16 @@ def test_a_run_writes_and_prints_no_credentials_of_its_environment(
     told = []
     for path in ("memory://canaries/runs", str(tmp_path / "runs")):
         manager = MultiNodeCheckpointManager(path)
-        runner = JobRunner(job, manager)
-        told += [str(runner.plan_resume()), repr(runner.run(inproc_session))]
-        told += [
-            repr(manager.open(2).record),
-            repr(manager.directory.info_of(manager.record(2).run_number)),
-        ]
-        told.append(str(cloudpickle.dumps([manager.directory.files, manager.directory.path])))
+        told.append(repr(JobRunner(job, manager).run(inproc_session)))
         files = manager.directory.files
+        told.append(str(cloudpickle.dumps(files)))
         told += [str(files.read(f"{path}/{name}")) for name in dict(files.walk(path))]
         for command in (["ls", path], ["info", path, "2"], ["verify", path], ["fsck", path]):
-            for more in ([], ["--json"]):
-                result = CliRunner().invoke(main, [*command, *more])
-                assert result.exit_code == 0, result.output
-                told.append(result.output)
-    assert len(told) > 50
-    assert not [text for text in (*told, caplog.text) if CANARY in text]
+            result = CliRunner().invoke(main, [*command, "--json"])
+            assert result.exit_code == 0, result.output
+            told.append(result.output)
+    assert len(told) > 30
+    assert CANARY not in f"{told}{caplog.text}"
 
 
 def test_the_address_of_a_scheduler_is_shown_without_credentials(
@@ -264,6 +224,6 @@ def test_the_address_of_a_scheduler_is_shown_without_credentials(
     for address in (f"tcp://user:{CANARY}@127.0.0.1:1", f"ws://127.0.0.1:1/?token={CANARY}"):
         with pytest.raises((DefinitionError, ExecutionError)) as caught:
             Session.connect(address, timeout=0.1)
-        assert CANARY not in f"{caught.value}{caught.value!r}"
-        assert CANARY not in repr(pickle.loads(pickle.dumps(caught.value)).args)
+        error = caught.value
+        assert CANARY not in f"{error}{error!r}{pickle.loads(pickle.dumps(error)).args}"
     assert CANARY not in caplog.text
