@@ -146,7 +146,12 @@ def test_no_secret_among_parameters_is_recorded_or_repeated() -> None:
         "tokenizer": "bpe",
         "pad_token": "<pad>",
     }
-    assert changes(describe(first.compile()), describe(build_with("another").compile())) == []
+    then, now = describe(first.compile()), describe(build_with("another").compile())
+    assert changes(then, now) == []
+    then["parameters"]["tokens_by_host"] = {"h": {"token": CANARY}}  # as a stranger recorded it
+    told = str(changes(then, now))
+    assert "'user'" in told
+    assert CANARY not in told
 
 
 def test_an_endpoint_with_a_password_is_not_shown_by_errors(
