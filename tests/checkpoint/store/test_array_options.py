@@ -24,8 +24,6 @@ from jobrunner import (
     epoch_limiter,
 )
 from jobrunner.checkpoint.opened import store_readers
-from jobrunner.checkpoint.storage import DOCUMENT_BYTES
-from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.checkpoint.store import layout
 from jobrunner.checkpoint.store.chunks import (
     CHUNK_BYTES,
@@ -116,6 +114,10 @@ def test_a_part_is_read_by_its_chunks_and_verified(run: NodeRun) -> None:
             for start, stop in ((0, length), (length // 3, 2 * length // 3), (1, 1)):
                 part = reader.load_slice(name, axis, start, stop)
                 assert_identical(part.copy(), array.take(range(start, stop), axis))
+    trace = run.manager.directory.files.trace
+    trace.clear()
+    reader.load_slice("rows", 0, 0, 10)
+    assert len([path for _, path in trace if "/c." in path]) == 1
 
 
 @pytest.mark.usefixtures("small")
@@ -130,37 +132,8 @@ def test_every_read_of_a_chunk_finds_a_flipped_bit(run: NodeRun) -> None:
         with pytest.raises(CheckpointCorruptError, match=r"c\.0\.0 is not what was written"):
             read()
     file.write_bytes(content[:-1])
-    with pytest.raises(
-        CheckpointCorruptError, match=r"expected [\d,]+ bytes|is too long|found \d+"
-    ):
+    with pytest.raises(CheckpointCorruptError, match="bytes"):
         reader.load_slice("w", 0, 0, 1)
-
-
-class CountingFiles(PosixFiles):
-    """Counts the bytes that are read of chunks."""
-
-    nbytes = 0
-
-    def read_into(self, path: str, target: memoryview, nbytes: int) -> tuple[int, str]:
-        CountingFiles.nbytes += nbytes
-        return super().read_into(path, target, nbytes)
-
-    def read(self, path: str, most: int = DOCUMENT_BYTES) -> bytes | None:
-        data = super().read(path, most)
-        if "/c." in path:
-            CountingFiles.nbytes += len(data or b"")
-        return data
-
-
-def test_a_part_of_a_large_array_reads_little_more_than_the_part(tmp_path: Path) -> None:
-    run = NodeRun(tmp_path / "k", files=CountingFiles())
-    array = np.arange(4 << 20, dtype="f8").reshape(-1, 256)  # 32 MiB, in two chunks
-    run.save(0, {"w": array})
-    CountingFiles.nbytes = 0
-    part = reader_of(run).load_slice("w", 0, 3_000, 5_000)
-    assert np.array_equal(part, array[3_000:5_000])
-    assert part.nbytes <= CountingFiles.nbytes <= 16 << 20
-    run.end()
 
 
 def test_no_more_is_decompressed_than_expected() -> None:
@@ -234,34 +207,31 @@ def test_chunks_that_do_not_fit_the_blob_are_refused_before_epoch_1(
         node_run.save(0, {"w": value}, options={"a": {"w": ArrayOptions(chunks=(2, 2))}})
 
 
+SETTINGS = "does not accept the settings"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"compressors": 3}, r"compressors must be a name \('zstd'\) or a Zarr codec"),
         ({"compressors": ["zstd", "zstd"]}, "expected one compressor"),
+        ({"compressors": "blosc"}, "compressed by 'zstd', which every reader of Zarr has"),
+        ({"compressors": {"name": "zstd", "configuration": {"lever": 3}}}, SETTINGS),
+        ({"compressors": {"name": "zstd", "configuration": {"level": 99}}}, SETTINGS),
+        ({"compressors": {"name": "zstd", "configuration": {"checksum": 1}}}, SETTINGS),
         ({"chunks": (2, "x")}, "chunks must be an int >= 1 for each axis"),
         ({"chunks": True}, "chunks must be an int >= 1 for each axis"),
         ({"compressors": "zstd", "transient": True}, "is not saved"),
     ],
 )
-def test_invalid_array_options_are_refused_by_the_blob(
-    options: dict[str, Any], message: str
+def test_invalid_array_options_are_refused_before_anything_runs(
+    tmp_path: Path, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(DefinitionError, match=f"Blob 'w'.*{message}"):
         Blob("w", **options)
-
-
-def test_another_compressor_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    for compressors, message in (
-        ("blosc", "compressed by 'zstd', which every reader of Zarr has, not by 'blosc'"),
-        ({"name": "zstd", "configuration": {"lever": 3}}, "does not accept the settings"),
-        ({"name": "zstd", "configuration": {"level": 99}}, "does not accept the settings"),
-        ({"name": "zstd", "configuration": {"checksum": 1}}, "does not accept the settings"),
-    ):
+    if list(options) == ["compressors"]:
         with pytest.raises(DefinitionError, match=message):
-            MultiNodeCheckpointManager(tmp_path, compressors=compressors)
-        with pytest.raises(DefinitionError, match=f"Blob 'w': .*{message}"):
-            Blob("w", compressors=compressors)
+            MultiNodeCheckpointManager(tmp_path, **options)
 
 
 def test_a_plan_says_how_blobs_are_stored() -> None:
@@ -275,7 +245,5 @@ def test_a_plan_says_how_blobs_are_stored() -> None:
     with Job("k") as job, Node("a"):
         Task(lambda: 0, outputs=Blob("w", chunks=8))
         epoch_limiter(job, 1)
-    with pytest.raises(
-        DefinitionError, match="with checkpoint options, but .* is not checkpointed"
-    ):
+    with pytest.raises(DefinitionError, match="checkpoint options, but .* is not checkpointed"):
         job.compile()
