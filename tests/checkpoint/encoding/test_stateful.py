@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -41,19 +42,11 @@ class Nesterov(Momentum):
     pass
 
 
-class Unsaveable(Momentum):
-    def state_dict(self) -> dict[str, Any]:
-        return {"deep": [0, self.lock]}
+class Saying(Momentum):
+    """Its state is what a function returns."""
 
-
-class Raising(Momentum):
-    def state_dict(self) -> dict[str, Any]:
-        raise RuntimeError("not now")
-
-
-class Nested(Momentum):
-    def state_dict(self) -> dict[str, Any]:
-        return {"inner": Momentum()}
+    def __init__(self, say: Callable[[], object]) -> None:
+        self.state_dict = say
 
 
 def save(run: NodeRun, **blobs: Any) -> None:
@@ -99,9 +92,15 @@ def test_a_checkpoint_returns_the_state_without_the_class(node_run: NodeRun) -> 
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (Unsaveable(), r"'opt', item deep/1: _thread.lock cannot be saved"),
-        (Raising(), r"its state_dict\(\) raised RuntimeError: not now"),
-        (Nested(), r"item inner: .*Momentum cannot be saved: it is in the state of another"),
+        (
+            Saying(lambda: {"deep": [0, threading.Lock()]}),
+            r"'opt', item deep/1: _thread.lock cannot be saved",
+        ),
+        (Saying(lambda: 1 // 0), r"its state_dict\(\) raised ZeroDivisionError"),
+        (
+            Saying(lambda: {"inner": Momentum()}),
+            r"item inner: .*Momentum cannot be saved: it is in the state of another",
+        ),
         ({Momentum(): 1}, r"it is in a key"),
     ],
     ids=["item", "raises", "nested", "key"],

@@ -71,20 +71,6 @@ def test_blobs_that_share_memory_or_mutable_objects_are_refused_by_name() -> Non
     encode_blobs("n", {"one": half, "two": [half], "three": [box, box]}, codecs)
 
 
-def test_all_blobs_are_named_at_once_whatever_is_wrong_with_them() -> None:
-    base = np.arange(3)
-    blobs = {"keyed": {(1, Custom): 1}} | {f"b{i}": Custom(i) for i in range(100)}
-    with pytest.raises(DefinitionError) as caught:
-        encode_blobs("n", {**blobs, "one": base, "two": base[1:]})
-    lines = str(caught.value).splitlines()
-    assert "blob 'keyed', item key 0/1: type cannot be saved" in lines[0]
-    assert "blob 'b0': " in lines[1]
-    assert ["register_codec" in line for line in lines] == [True] + [False] * 50
-    assert lines[50] == "52 more blobs cannot be saved."
-    with pytest.raises(DefinitionError, match=r"'b0'.*\n.*'one' and 'two' share memory"):
-        encode_blobs("n", {"b0": blobs["b0"], "one": base, "two": base[1:]})
-
-
 class Custom:
     def __init__(self, value: Any) -> None:
         self.value = value

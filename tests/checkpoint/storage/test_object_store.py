@@ -27,6 +27,7 @@ from jobrunner import (
 )
 from jobrunner.checkpoint import inspect_directory
 from jobrunner.checkpoint.storage.object_files import ObjectFiles, open_store
+from jobrunner.checkpoint.storage.parallel import run_all
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.cli.command import main
 from jobrunner.cli.show import describe_checkpoint
@@ -126,16 +127,13 @@ def test_errors_of_the_store_are_oserrors_that_name_the_object(tmp_path: Path) -
         assert caught.value.filename == path
 
 
-@pytest.mark.parametrize(
-    ("given", "path"),
-    [
+def test_a_url_is_a_path() -> None:
+    for url, path in (
         ("s3://bucket/runs/k/", "s3://bucket/runs/k"),
         ("az://container/a:0", "az://container/a:0"),
         ("memory:///a", "memory://a"),
-    ],
-)
-def test_a_url_is_a_path(given: str, path: str) -> None:
-    assert MultiNodeCheckpointManager(given).path == path
+    ):
+        assert MultiNodeCheckpointManager(url).path == path
 
 
 FORM = "expected .*bucket/name/name"
@@ -259,6 +257,13 @@ def test_requests_for_all_nodes_run_at_once(gate: Gate) -> None:
     assert gate.passed == 8
 
 
+def test_work_far_away_is_shared_by_threads_and_its_first_error_is_raised() -> None:
+    met = threading.Barrier(ObjectFiles.threads, timeout=30)
+    run_all([met.wait] * ObjectFiles.threads, ObjectFiles.threads, 0)
+    with pytest.raises(ZeroDivisionError):
+        run_all([lambda: 1 // 0, met.abort], ObjectFiles.threads, 0)
+
+
 def test_of_a_long_log_many_entries_are_read_at_once(gate: Gate) -> None:
     write_epochs(gate, 9)
     gate.expect("get", r"_log/00000000(0[6-9]|1[0-3])\.json")  # after two and four
@@ -272,14 +277,3 @@ def test_an_entry_that_is_missing_among_those_read_at_once_is_named(gate: Gate) 
         gate.remove_file(f"{gate.root}/_log/000000000{removed}.json")
         with pytest.raises(CheckpointCorruptError, match=rf"Entry 3 .* is missing{message}"):
             MultiNodeCheckpointManager(gate.root, files=gate).epochs()
-
-
-def test_calls_at_once_keep_their_order_and_end_with_the_first_that_fails(gate: Gate) -> None:
-    def square(i: int) -> int:
-        if i in (100, 101):
-            raise OSError(errno.EIO, str(i))
-        return i * i
-
-    assert list(gate.each(square, range(99))) == [i * i for i in range(99)]
-    with pytest.raises(OSError, match="100"):
-        list(gate.each(square, range(1000)))

@@ -22,12 +22,10 @@ MANY = LEAST_ALIKE + 10
 
 def many(array: np.ndarray[Any, Any], count: int = MANY) -> dict[str, np.ndarray[Any, Any]]:
     """Arrays like this one, each with its own memory and values."""
-    made = {}
-    for i in range(count):
-        made[f"w{i}"] = array.copy(order="K")
-        made[f"w{i}"][...] = np.roll(array, i)
-        if array.dtype.kind in "iufc":
-            made[f"w{i}"] += made[f"w{i}"].dtype.type(i)
+    made = {f"w{i}": np.roll(array, i).copy(order="K") for i in range(count)}
+    if array.dtype.kind in "iufc":
+        for i, one in enumerate(made.values()):
+            one += array.dtype.type(i)
     return made
 
 
