@@ -44,21 +44,3 @@ def test_the_records_of_a_block_stay_together():
     lengths = [5, 1, 7, 3]
     blocks = np.repeat(np.arange(4), lengths)[Order(lengths, 3).at(0, range(16))]
     assert np.count_nonzero(np.diff(blocks)) == 3
-
-
-@pytest.mark.parametrize("n", [4, 5, 4100])
-def test_a_shuffled_order_has_no_pattern(n):
-    """Each part of the numbers is about as often near the beginning as any other, for all seeds."""
-    seeds = 800 if n < 10 else 300
-    counts = np.zeros((4, 4))
-    for seed in range(seeds):
-        first, second = permutation(n, seed, 0, 0)[:2] * 4 // n
-        counts[first, second] += 1
-    expected = np.full((4, 4), seeds / 16)
-    if n < 10:  # the second record is another than the first
-        low = np.bincount(np.arange(n) * 4 // n)
-        pairs = np.outer(low, low) - np.diag(low)
-        expected = seeds * pairs / pairs.sum()
-    seen = expected > 0
-    chi_squared = ((counts - expected)[seen] ** 2 / expected[seen]).sum()
-    assert chi_squared < 40  # of 15 degrees of freedom: once in 2,000

@@ -174,12 +174,6 @@ def test_what_has_no_records_by_number_is_refused(data):
         from_records(data)
 
 
-def test_no_record_at_all_is_an_end_at_once():
-    for reader in (from_records([]), from_records(np.arange(1)).sharded(0, 2).batched(2)):
-        assert reader.finished
-        assert list(reader) == []
-
-
 def test_a_batch_cannot_change_the_data():
     data = np.arange(4)
     batch = from_records(data).batched(2).read()
@@ -365,31 +359,6 @@ def test_data_that_raises_stop_iteration_loses_no_record():
     for reader in (from_records(Stopping()), from_records(Stopping()).batched(2)):
         with pytest.raises(RuntimeError, match="Reading .*2.* raised StopIteration"):
             list(reader)
-
-
-def test_a_bag_is_optimized_once_and_not_for_each_partition():
-    bag = pytest.importorskip("dask.bag").from_sequence(range(20), npartitions=10)
-    optimized = []
-    optimize = type(bag).__dask_optimize__
-
-    class Counted(type(bag)):
-        @staticmethod
-        def __dask_optimize__(*args, **kwargs):
-            optimized.append(1)
-            return optimize(*args, **kwargs)
-
-    bag.__class__ = Counted
-    assert list(from_dask(bag, lengths=[2] * 10)) == list(range(20))
-    assert len(optimized) == 1
-
-
-def test_tensors_and_data_sets_of_pytorch_are_records():
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    data = {"x": torch.arange(20).reshape(10, 2), "y": list(range(10))}
-    for batch in from_records(data).shuffled(1).batched(4):
-        assert batch["x"][:, 0].tolist() == [2 * y for y in batch["y"]]
-    pairs = from_records(torch.utils.data.TensorDataset(data["x"])).batched(10).read()
-    assert [one[0].tolist() for one in pairs] == data["x"].tolist()
 
 
 @pytest.mark.filterwarnings("ignore")  # of its pickler

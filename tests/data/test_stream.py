@@ -3,7 +3,7 @@
 import pytest
 
 from jobrunner import DefinitionError, PlanMismatchError
-from jobrunner.data import EndOfData, from_iterable
+from jobrunner.data import from_iterable
 
 
 def test_each_pass_iterates_anew_and_may_know_its_number():
@@ -11,22 +11,6 @@ def test_each_pass_iterates_anew_and_may_know_its_number():
     assert [list(reader) for _ in range(3)] == [[0, 1, 2], [1, 2, 3], [2, 3, 4]]
     assert list(from_iterable(lambda number: "abcde").batched(2)) == [["a", "b"], ["c", "d"], ["e"]]
     assert list(from_iterable(lambda number: [])) == []
-
-
-def test_it_has_finished_with_the_last_record():
-    for reader in (
-        from_iterable(lambda number: range(3)),
-        from_iterable(lambda number: range(7)).batched(3),
-        from_iterable(lambda number: range(7)).batched(2, drop_last=True),
-        from_iterable(lambda number: range(6)).sharded(0, 2),
-    ):
-        for _ in range(2):
-            assert not reader.finished
-            reader.read()
-        reader.read()
-        assert reader.finished
-        with pytest.raises(EndOfData, match="Pass 0 has ended"):
-            reader.read()
 
 
 def test_what_a_batch_needs_is_read_and_one_record_more():
@@ -72,11 +56,6 @@ def test_what_an_iterable_cannot_do_is_refused_with_what_to_do():
     assert reader
 
 
-def test_a_record_that_raises_stop_iteration_ends_no_loop():
-    with pytest.raises(RuntimeError):
-        list(from_iterable(lambda number: (next(iter([])) for _ in range(3))))
-
-
 @pytest.mark.parametrize("k", [1, 3])
 def test_data_that_shrank_below_the_position_is_refused(k):
     """A job would end as if all had been read."""
@@ -98,21 +77,6 @@ def test_data_that_shrank_below_the_position_is_refused(k):
         restored.load_state_dict(shard.state_dict())
         assert list(restored) == []
         assert restored.finished
-
-
-def test_a_merged_state_refuses_data_that_shrank_below_it():
-    old = [from_iterable(lambda number: range(40)).sharded(i, 2) for i in range(2)]
-    for shard in old:
-        list(shard.limited(batches=5))
-    merged = old[0].merge_state_dicts([shard.state_dict() for shard in old])
-    for n, is_refused in ((9, True), (10, False)):
-        reader = from_iterable(lambda number, n=n: range(n))
-        reader.load_state_dict(merged)
-        if is_refused:
-            with pytest.raises(PlanMismatchError, match="at least 10 records .* found 9"):
-                reader.read()
-        else:
-            assert list(reader) == []
 
 
 def test_shards_that_have_not_read_equally_much_cannot_be_divided_anew():
@@ -146,18 +110,7 @@ def test_shards_change_again_and_again():
             records += list(shard.limited(batches=5))
         state = shards[0].merge_state_dicts([shard.state_dict() for shard in shards])
     assert sorted(records) == list(range(75))
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("pass", -1),
-        ("count", 2**62),
-        ("finished", 1),
-        ("shard", [1, 2]),
-    ],
-)
-def test_a_forged_state_is_refused(field, value):
-    reader = from_iterable(lambda number: range(10))
-    with pytest.raises(PlanMismatchError, match=rf"\$.{field}|field '{field}'"):
-        reader.load_state_dict({**reader.state_dict(), field: value})
+    shrunk = from_iterable(lambda number: range(74))
+    shrunk.load_state_dict(state)
+    with pytest.raises(PlanMismatchError, match="at least 75 records .* found 74"):
+        shrunk.read()

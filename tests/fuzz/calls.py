@@ -65,23 +65,24 @@ FAULTS: set[tuple[str, int, int]] = set()
 """Task, epoch and step of calls that are to raise, once each."""
 
 
-CACHE: dict[int, Any] = {}
-"""Constant values that functions of all nodes return."""
-
-
 @dataclass
 class Memory:
-    """What a function returns and keeps: constant values, and arrays that it fills again."""
+    """What functions keep: constant values that all return, and arrays that each fills again."""
 
-    cache: dict[int, Any]
-    buffers: dict[int, np.ndarray] = field(default_factory=dict)  # by instance
+    cache: dict[int, Any] = field(default_factory=dict)
+    buffers: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)  # by task and instance
 
-    def __reduce__(self) -> Any:
-        return _memory_here, ()
+    def clear(self) -> None:
+        """Forget what an earlier job kept."""
+        self.cache.clear()
+        self.buffers.clear()
 
 
-def _memory_here() -> Memory:
-    return Memory(CACHE)
+MEMORY = Memory()
+"""That of the functions of the job; the rules have another."""
+
+KEPT: deque[Any] = deque(maxlen=40)
+"""What functions keep and nobody looks at."""
 
 
 class CrashError(Exception):
@@ -93,7 +94,6 @@ class Function:
 
     def __init__(self, call: Call) -> None:
         self.call = call
-        self.memory = Memory(CACHE)
 
     def __call__(self, *arguments: Any, constant: Any = None) -> Any:
         task = current_task()
@@ -104,7 +104,7 @@ class Function:
             if fault in FAULTS:
                 FAULTS.discard(fault)
                 raise CrashError(*fault)
-        return perform(self.call, moment, arguments, constant, self.memory)
+        return perform(self.call, moment, arguments, constant, MEMORY)
 
 
 def constant_of(call: Call) -> Any:
@@ -133,10 +133,24 @@ def perform(
         for _ in range(chance.randint(1, 2)):
             change(chance, value, inputs)
     count = len(call.outputs)
-    keeps = (memory, moment[2])
-    results = [
-        _result(call, chance, inputs, updates, constant, keeps) for _ in range(max(1, count))
-    ]
+    known = [value for value in (*inputs, *updates) if not is_large(value)]
+    results = []
+    for _ in range(max(1, count)):
+        if call.does == "buffer":
+            new = np.empty((2, 3), ">i4")
+            buffer = memory.buffers.setdefault((call.number, moment[2]), new)
+            results.append(parts_of_buffer(chance, fill(buffer, digest(*inputs, *updates))))
+        elif call.does == "cache":
+            key = call.salt % 5 + 5 * call.has_objects
+            value = memory.cache.setdefault(key, make(chance_of(call, key), 3))
+            results.append(part_of(chance, value))
+        elif call.does == "constant":
+            results.append(part_of(chance, constant))
+        elif call.does == "flag":
+            kind = chance.choice([bool, np.bool_, int])
+            results.append(kind(digest(*inputs) % 4 == 0))
+        else:
+            results.append(result_of(call, chance, known))
     if chance.random() < 0.2:
         KEPT.extend([*arguments, *results])
     if count < 2:
@@ -146,50 +160,17 @@ def perform(
     return tuple(results) if chance.random() < 0.5 else results
 
 
-KEPT: deque[Any] = deque(maxlen=40)
-"""What functions keep and nobody looks at."""
-
-
-def _result(
-    call: Call,
-    chance: random.Random,
-    inputs: list[Any],
-    updates: list[Any],
-    constant: Any,
-    keeps: tuple[Memory, int],
-) -> Any:
-    does = call.does
-    if does == "constant":
-        return part_of(chance, constant)
-    if does == "cache":
-        key = call.salt % 5 + 5 * call.has_objects
-        value = keeps[0].cache.setdefault(key, make(chance_of(call, key), 3))
-        return part_of(chance, value)
-    if does == "buffer":
-        buffer = keeps[0].buffers.setdefault(keeps[1], np.empty((2, 3), ">i4"))
-        return parts_of_buffer(chance, fill(buffer, digest(*inputs, *updates)))
-    if does.startswith("parts"):
-        return fill(np.empty((chance.randrange(4), 2), does.split()[1]), chance.randrange(99))
-    if does == "flag":
-        return chance.choice([bool, np.bool_, int])(digest(*inputs) % 4 == 0)
-    if does == "advance":  # a part of one array: its dtype stays
-        return fill(np.empty_like(inputs[0]), digest(*inputs) % 999)
-    known = [value for value in (*inputs, *updates) if not is_large(value)]
-    if does == "make" or not known:
+def result_of(call: Call, chance: Chance, known: list[Any]) -> Any:
+    """A new value, or one of those that are known, or something made of them."""
+    if call.does == "make" or not known:
         return make(chance)
-    if does == "mix":
-        number = digest(*known)
-        shape = chance.choice([(3,), (2, 3), ()])
-        array = fill(make_array(chance, shape=shape).copy(), number)
-        return (
-            chance.choice([array, {"n": number, "w": array}, [array, array[..., :1]]])
-            if shape
-            else array
-        )
+    if call.does == "mix":
+        array = fill(make_array(chance, shape=chance.choice([(3,), (2, 3)])).copy(), digest(*known))
+        return chance.choice([array, {"w": array}, [array, array[..., :1]]])
     value = chance.choice(known)
-    if does == "same":
+    if call.does == "same":
         return value
-    if does == "part":
+    if call.does == "part":
         return part_of(chance, value)
     items = [chance.choice([*known, *known, part_of(chance, value)]) for _ in range(3)]
     if chance.random() < 0.5:

@@ -12,7 +12,6 @@ manager, with a crash or a resume on other workers. `rules.Rules` says what must
 from __future__ import annotations
 
 import argparse
-import itertools
 import logging
 import os
 import random
@@ -20,7 +19,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
-from functools import cache, partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,18 +38,64 @@ from jobrunner import (
     Session,
     TaskFailedError,
 )
-from tests.fuzz.calls import CACHE, FAULTS, KEPT, Call
-from tests.fuzz.changes import Change, draw_change, names_of
+from tests.checkpoint.encoding.kinds_of_values import describe
+from tests.fuzz.calls import FAULTS, KEPT, MEMORY, Call
 from tests.fuzz.jobs import NODES, build, draw
 from tests.fuzz.rules import Rules
-from tests.fuzz.values import portrait
-from tests.fuzz.ways import Way, draw_way, smallest, tell
 
-MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
+IN_MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
 """Where checkpoints are written: nothing is tested here that needs a disk."""
 
 TOGETHER = 8
 """Seeds that run as one job, because starting a run takes longer than a small job."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a job runs."""
+
+    epochs: int
+    steps: int
+    workers: tuple[int, ...]  # of each node
+    then: tuple[int, ...]  # the same after a resume
+    manager: str  # "", "sync" or "async"
+    saves: dict[str, int]  # the arguments of `SaveEvery`
+    story: str  # "straight", "extend", "fail" or "recover"
+    at: int  # where: the epoch, and the step
+    at_step: int
+    watches: bool  # the client looks at all blobs after each epoch
+    batch_seconds: float
+
+
+def draw_way(seed: int) -> Way:
+    """Draw how the seeds that begin with this one run."""
+    chance = random.Random(f"way {seed}")
+    epochs, steps = chance.randint(2, 4), chance.choice([1, 1, 2, 3])
+    manager = chance.choice(["", "", "", "sync", "async"])
+    stories = {
+        "": ["straight", "straight", "recover"],
+        "sync": ["extend", "fail", "recover"],
+        "async": ["extend", "fail"],
+    }
+    every_step = [] if manager == "async" else [{"steps": 1}]
+    return Way(
+        epochs,
+        steps,
+        workers=_placed(chance),
+        then=_placed(chance),
+        manager=manager,
+        saves=chance.choice([{"epochs": 1}, {"epochs": 1}, {"epochs": 2}, *every_step]),
+        story=chance.choice(stories[manager]),
+        at=chance.randint(1, epochs - 1),
+        at_step=chance.randrange(steps),
+        watches=chance.random() < 0.4,
+        batch_seconds=chance.choice([0.0, 0.05]),
+    )
+
+
+def _placed(chance: random.Random) -> tuple[int, ...]:
+    count, first = chance.randint(1, 3), chance.randrange(3)
+    return tuple((first + i % count) % 3 for i in range(3))
 
 
 class DifferenceError(AssertionError):
@@ -58,39 +103,24 @@ class DifferenceError(AssertionError):
 
 
 class Watcher:
-    """Notes which epochs ended, and the blobs after each if it is not passive."""
+    """Notes the blobs after each epoch."""
 
     is_essential = True
 
-    def __init__(self, session: Session, rules: Rules, *, is_passive: bool) -> None:
-        self.session, self.rules, self.is_passive = session, rules, is_passive
-        self.epochs: list[int] = []
+    def __init__(self, session: Session, rules: Rules) -> None:
+        self.session, self.rules = session, rules
         self.seen: dict[int, dict[tuple[str, str], Any]] = {}
 
     def on_epoch(self, epoch: int, seconds: float, metrics: Any) -> None:
-        """Fetch what is there."""
-        self.epochs.append(epoch)
-        if not self.is_passive:
-            self.seen[epoch] = fetch_all(self.session, self.rules)
-
-    def repeated_from(self) -> int | None:
-        """The epoch that a recovery loaded, if that shows."""
-        pairs = itertools.pairwise(self.epochs)
-        return next((later - 1 for before, later in pairs if later <= before), None)
+        # What exit tasks alone make does not exist while epochs run.
+        self.seen[epoch] = fetch_all(self.session, self.rules, but="exit")
 
 
-def fetch_all(session: Session, rules: Rules) -> dict[tuple[str, str], Any]:
-    """Portraits of all global blobs."""
-    return {
-        (node, name): portrait(session.fetch(Node(node)[name]))
-        for node, name in sorted(rules.global_names & rules.existing)
-    }
-
-
-@cache
-def addresses_of(session: Session) -> list[str]:
-    """The three workers, which no job may lose."""
-    return sorted(session.client.scheduler_info()["workers"])
+def fetch_all(session: Session, rules: Rules, but: str = "") -> dict[tuple[str, str], Any]:
+    """All global blobs that other groups than one make."""
+    made = {(call.node, name) for call in rules.calls if call.group != but for name in call.outputs}
+    names = sorted(rules.global_names & made)
+    return {(node, name): session.fetch(Node(node)[name]) for node, name in names}
 
 
 class Trial:
@@ -98,67 +128,46 @@ class Trial:
 
     def __init__(self, session: Session, calls: Sequence[Call], way: Way, path: str) -> None:
         self.session, self.calls, self.way, self.path = session, calls, way, path
-        self.change: Change | None = None  # that the next run brings
-        if way.changes and way.story != "recover":
-            self.change = draw_change(calls, way)
-            self.calls = self.change.before
-        self.addresses = addresses_of(session)
-        for memory in (CACHE, FAULTS, KEPT):
+        self.addresses = sorted(session.client.scheduler_info()["workers"])
+        for memory in (MEMORY, FAULTS, KEPT):
             memory.clear()
         self.rules = Rules(self.calls, way.steps)
-        self.is_new, self.is_stopped = True, False
+        self.is_new = True
 
     def run(self) -> None:
         """Run the job, and raise `DifferenceError` where it breaks a rule."""
         way = self.way
+        first, is_continued = way.epochs, False
+        if way.story == "extend":
+            first, is_continued = way.at, True
+        if way.story in ("fail", "recover"):
+            tasks = [call for call in self.calls if call.group == "epoch"]
+            if tasks:
+                victim = random.Random(repr(way)).choice(tasks)
+                FAULTS.add((victim.name, way.at, way.at_step))
+                is_continued = way.story == "fail"
         with dask.config.set({"jobrunner.batch-seconds": way.batch_seconds}):
-            if way.story == "extend":
-                self.go(way.at, way.workers)
-                if not self.is_stopped:
-                    self.go(way.epochs, way.then)
-                return
-            if way.story in ("fail", "recover"):
-                self.arm()
-            if way.story == "fail" and FAULTS:
-                self.go(way.epochs, way.workers)
-                if not self.is_stopped:
-                    self.go(way.epochs, way.then)
-            else:
-                self.go(way.epochs, way.workers)
+            has_stopped = self.go(first, way.workers)
+            if is_continued and not has_stopped:
+                self.go(way.epochs, way.then)
 
-    def arm(self) -> None:
-        """Let one task of the epoch group raise, once."""
-        chance = random.Random(repr(self.way))
-        if tasks := [call for call in self.calls if call.group == "epoch"]:
-            self.victim = chance.choice(tasks)
-            FAULTS.add((self.victim.name, self.way.at, self.way.at_step))
-
-    def go(self, limit: int, placed: Sequence[int]) -> None:
-        """One run of a runner, and the same by the rules."""
+    def go(self, limit: int, placed: Sequence[int]) -> bool:
+        """One run of a runner, and the same by the rules; whether a stop condition ended it."""
         way, rules = self.way, self.rules
-        will_crash = bool(FAULTS)
-        recovers = way.story == "recover"
-        change = None if self.is_new else self.change
-        self.calls = self.calls if change is None else change.after
+        will_crash, recovers = bool(FAULTS), way.story == "recover"
         workers = {node: self.addresses[i] for node, i in zip(NODES, placed, strict=True)}
-        workers = {n: workers.get(n, self.addresses[0]) for n in names_of(self.calls)} | workers
         job, tasks = build(self.calls, way.steps, workers, recovers=recovers)
-        options = {} if change is None else {"rename": change.rename(), "missing": "init"}
         manager = None
         if way.manager:
-            kind, number = way.saves.split("=")
             manager = MultiNodeCheckpointManager(
                 self.path,
                 asynchronous=way.manager == "async",
                 allow_pickle=True,
-                save=SaveEvery(**{kind: int(number)}),
+                save=SaveEvery(**way.saves),
             )
-        watcher = Watcher(self.session, rules, is_passive=not way.watches)
-        # What exit tasks alone make does not exist while epochs run.
-        early = {(c.node, n) for c in self.calls if c.group != "exit" for n in c.outputs}
-        rules.define(self.calls)
-        rules.existing = early
-        runner = JobRunner(job, manager, num_epochs=limit, callbacks=[watcher], **options)
+        watcher = Watcher(self.session, rules)
+        callbacks = [watcher] if way.watches else []
+        runner = JobRunner(job, manager, num_epochs=limit, callbacks=callbacks)
         try:
             result = runner.run(self.session)
         except TaskFailedError as error:
@@ -166,16 +175,16 @@ class Trial:
                 raise DifferenceError(f"{error}") from error
             self.follow(limit, crash=True, recovers=False)
             self.is_new = False
-            return
+            return False
         if not self.is_new:
-            self.resume(result.resumed_from, change)
-        self.follow(limit, crash=will_crash, recovers=recovers, watcher=watcher)
+            self.resume(result.resumed_from)
+        self.follow(limit, crash=will_crash, recovers=recovers)
         self.is_new = False
+        has_stopped = bool(rules.stopped_by())
         self.compare(result, watcher, tasks, manager)
+        return has_stopped
 
-    def follow(
-        self, limit: int, *, crash: bool, recovers: bool, watcher: Watcher | None = None
-    ) -> None:
+    def follow(self, limit: int, *, crash: bool, recovers: bool) -> None:
         """Do by the rules what a run did."""
         rules, way = self.rules, self.way
         while rules.steps_done % way.steps or not (
@@ -185,14 +194,12 @@ class Trial:
                 if not recovers:
                     return
                 crash = False
-                if not way.manager:
-                    rules.start()
-                elif way.manager == "async" and watcher and watcher.repeated_from() is not None:
-                    rules.load(watcher.repeated_from() * way.steps)
-                else:
+                if way.manager:
                     rules.load(self.recorded())
-                continue
-            rules.step()
+                else:
+                    rules.start()
+            else:
+                rules.step()
 
     def steps_in(self, epoch: int | Position) -> int:
         """How many steps an epoch or a position contains."""
@@ -201,27 +208,21 @@ class Trial:
 
     def recorded(self) -> int:
         """The steps done in the newest checkpoint, if saves are not asynchronous."""
-        rules, way = self.rules, self.way
-        kind, number = way.saves.split("=")
-        every = int(number) * (way.steps if kind == "epochs" else 1)
-        return rules.steps_done // every * every
+        [(kind, number)] = self.way.saves.items()
+        every = number * (self.way.steps if kind == "epochs" else 1)
+        return self.rules.steps_done // every * every
 
-    def resume(self, epoch: int | Position | None, change: Change | None) -> None:
+    def resume(self, epoch: int | Position | None) -> None:
         """Continue by the rules from where a run says that it resumed."""
         rules, way = self.rules, self.way
-        if way.manager == "async":
-            if epoch is None and way.story == "fail":
-                rules.define(self.calls)
-                rules.start()
-            elif epoch is None or self.steps_in(epoch) > rules.steps_done:
-                raise DifferenceError(f"resumed from epoch {epoch} after epoch {rules.epoch}")
-            else:
-                rules.load(self.steps_in(epoch), change)
-            return
         done = rules.steps_done if way.story == "extend" else self.recorded()
-        if epoch is None or self.steps_in(epoch) != done:
+        if epoch is None and way.manager == "async" and way.story == "fail":
+            rules.start()
+            return
+        found = -1 if epoch is None else self.steps_in(epoch)
+        if found != done and not (way.manager == "async" and 0 <= found <= rules.steps_done):
             raise DifferenceError(f"resumed from epoch {epoch}, and {done} steps were recorded")
-        rules.load(done, change)
+        rules.load(found)
 
     def compare(self, result: Any, watcher: Watcher, tasks: Any, manager: Any) -> None:
         """Compare everything that a user can see."""
@@ -232,63 +233,44 @@ class Trial:
                 f"{rules.stopped_by() or 'the limit'}"
             )
         for epoch, seen in watcher.seen.items():
-            state = rules.checkpoints[epoch * self.way.steps]
-            for key, found in seen.items():
-                differ(f"epoch {epoch}: {'/'.join(key)}", state[key], found)
-        if manager is not None:
-            self.compare_stores(manager)
+            differ(f"epoch {epoch}", rules.checkpoints[epoch * self.way.steps], seen)
+        for epoch in manager.positions() if manager else ():
+            checkpoint = manager.open(epoch)
+            state = rules.checkpoints[self.steps_in(epoch)]
+            names = [name for name in state if name not in rules.transient]
+            found = {(node, name): checkpoint[node].load(name) for node, name in names}
+            differ(f"on disk, epoch {epoch}", state, found)
         epoch_results = {
             number: value
             for number, value in rules.results.items()
             if rules.by_number[number[0]].group.startswith("epoch")
         }
-        self.is_stopped = bool(rules.stopped_by())
         rules.run("exit")
-        found = fetch_all(self.session, rules)
-        for key, seen in found.items():
-            differ(f"at the end: {'/'.join(key)}", rules.blobs[key], seen)
+        differ("at the end", rules.blobs, fetch_all(self.session, rules))
         rules.results.update(epoch_results)
-        for call in self.calls:
-            for part in range(max(1, len(call.outputs)) if call.is_fetched else 0):
-                if (call.number, part) in rules.results:
-                    value = tasks[call.number].output(part).fetch()
-                    differ(
-                        f"output {part} of {call.node}/{call.name}",
-                        rules.results[call.number, part],
-                        portrait(value),
-                    )
-
-    def compare_stores(self, manager: MultiNodeCheckpointManager) -> None:
-        """Compare what is on disk."""
-        rules = self.rules
-        for epoch in manager.positions():
-            checkpoint = manager.open(epoch)
-            state = rules.checkpoints[self.steps_in(epoch)]
-            for (node, name), value in state.items():
-                if (node, name) not in rules.transient:
-                    found = checkpoint[node].load(name)
-                    differ(f"on disk, epoch {epoch}: {node}/{name}", value, portrait(found))
+        outputs = [
+            (call.number, part)
+            for call in self.calls
+            for part in range(max(1, len(call.outputs)))
+            if call.is_fetched and (call.number, part) in rules.results
+        ]
+        fetched = {(number, part): tasks[number].output(part).fetch() for number, part in outputs}
+        differ("outputs", rules.results, fetched)
 
 
 def differ(where: str, expected: Any, found: Any) -> None:
-    """Raise if a value has not the portrait that was found."""
-    wanted = portrait(expected)
-    if wanted == found:
-        return
-    trail = ""
-    while isinstance(wanted, tuple) and isinstance(found, tuple) and len(wanted) == len(found):
-        pairs = zip(wanted, found, strict=True)
-        i, (wanted, found) = next((i, pair) for i, pair in enumerate(pairs) if pair[0] != pair[1])
-        trail += f" {i}"
-    raise DifferenceError(
-        f"{where}{trail and ' at'}{trail}\n  expected {wanted}\n  found    {found}"
-    )
+    """Raise if one of the values that were found is not what is expected."""
+    for key, value in found.items():
+        if describe(expected[key]) != describe(value):
+            raise DifferenceError(
+                f"{where}, {key}\n  expected {describe(expected[key])}\n  found    {describe(value)}"
+            )
 
 
 # ---- many seeds
 
 
-def start_workers() -> LocalCluster:
+def three_workers() -> LocalCluster:
     """Three workers in this process."""
     return LocalCluster(n_workers=3, threads_per_worker=2, processes=False, dashboard_address=None)
 
@@ -305,7 +287,7 @@ def jobs_of(seeds: Sequence[int], way: Way) -> list[Call]:
 
 def attempt(session: Session, calls: Sequence[Call], way: Way) -> str:
     """Run a job in one way, and say what is wrong; "" if nothing is."""
-    with tempfile.TemporaryDirectory(dir=MEMORY) as directory:
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as directory:
         try:
             Trial(session, calls, way, directory + "/checkpoint").run()
         except DifferenceError as error:
@@ -315,17 +297,35 @@ def attempt(session: Session, calls: Sequence[Call], way: Way) -> str:
     return ""
 
 
-def failures(session: Session, seeds: range, *, most: int | None = None) -> dict[int, str]:
-    """What is wrong with which seeds, by the first of those that ran together; at most `most`."""
+def failures(cluster: LocalCluster, seeds: range) -> dict[int, str]:
+    """What is wrong with which seeds, by the first of those that ran together."""
     found: dict[int, str] = {}
-    for first in range(seeds.start, seeds.stop, TOGETHER):
-        together = range(first, min(first + TOGETHER, seeds.stop))
-        way = draw_way(first)
-        if wrong := attempt(session, jobs_of(together, way), way):
-            found[first] = wrong
-            if len(found) == most:
-                break
+    with Client(cluster, set_as_default=False) as client, Session(client) as session:
+        for first in range(seeds.start, seeds.stop, TOGETHER):
+            way = draw_way(first)
+            if wrong := attempt(session, jobs_of(range(first, first + TOGETHER), way), way):
+                found[first] = wrong
     return found
+
+
+def smallest(session: Session, calls: Sequence[Call], way: Way) -> list[Call]:
+    """Leave out each task without which the job still fails."""
+    calls = list(calls)
+    for call in reversed(calls):
+        others = [other for other in calls if other.number != call.number]
+        fewer = [
+            replace(other, after=tuple(n for n in other.after if n != call.number))
+            for other in others
+        ]
+        try:
+            rules = Rules(fewer)
+            rules.step()
+            rules.run("exit")
+        except KeyError:  # what a task reads does not exist any more
+            continue
+        if attempt(session, fewer, way):
+            calls = fewer
+    return calls
 
 
 def main() -> None:
@@ -335,13 +335,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int)
     asked = parser.parse_args()
     logging.getLogger("jobrunner").setLevel(logging.ERROR)
-    with (
-        start_workers() as cluster,
-        Client(cluster, set_as_default=False) as client,
-        Session(client) as session,
-    ):
+    with three_workers() as cluster:
         if asked.seed is None:
-            found = failures(session, range(asked.seeds))
+            found = failures(cluster, range(asked.seeds))
             for first, wrong in found.items():
                 print(f"seed {first}: {wrong:.600}")
             print(f"{asked.seeds} seeds, {len(found)} failed")
@@ -349,13 +345,13 @@ def main() -> None:
         first = asked.seed // TOGETHER * TOGETHER
         way = draw_way(first)
         calls = jobs_of(range(first, first + TOGETHER), way)
-        if not attempt(session, calls, way):
-            print("nothing differs")
-            return
-        calls = smallest(partial(attempt, session), calls, way)
-        print(tell(calls, way))
-        print(attempt(session, calls, way))
-        sys.exit(1)
+        with Client(cluster, set_as_default=False) as client, Session(client) as session:
+            if not attempt(session, calls, way):
+                print("nothing differs")
+                return
+            calls = smallest(session, calls, way)
+            print(way, *calls, attempt(session, calls, way), sep="\n")
+            sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -80,8 +80,6 @@ class Draft:
 
     def init(self) -> None:
         """The first values."""
-        parts_dtype = self.chance.choice(["<f8", ">i4", "<i2"])
-        has_parts = self.chance.random() < 0.15
         for node in self.nodes:
             for letter in self.chance.sample("xyz", self.chance.randint(1, 3)):
                 does = self.chance.choice(["make", "make", "contain", "part", "cache", "constant"])
@@ -93,12 +91,10 @@ class Draft:
             if self.chance.random() < 0.15:
                 name = self.name("t")
                 self.add("init", node, "make", outputs=(name,), is_transient=True)
-            if has_parts:
-                self.add("init", node, f"parts {parts_dtype}", outputs=(self.name("u"),))
 
     def end_group(self) -> None:
         """Forget what lasts no longer than its group."""
-        self.lasting |= {key for key in self.made if key[1][-1] in "xyztugb"} & self.globals()
+        self.lasting |= {key for key in self.made if key[1][-1] in "xyztgb"} & self.globals()
         self.made = set()
 
     def globals(self) -> set[tuple[str, str]]:
@@ -137,9 +133,6 @@ class Draft:
         reads = tuple(read for read in self.reads(group, 3) if read not in own)
         before = [call.number for call in self.calls if call.group == group]
         does = chance.choice(DOES)
-        if (node, self.name("u")) in self.lasting and chance.random() < 0.3:
-            reads, updates, outputs = ((node, self.name("u")),), [], (self.name("u"),)
-            does, is_global, instances = "advance", None, 1
         self.add(
             group,
             node,
@@ -197,7 +190,7 @@ def build(
                     for read in call.reads
                 ],
                 updates=call.updates,
-                outputs=[_blob(call, name) for name in call.outputs],
+                outputs=[Blob(name, transient=call.is_transient) for name in call.outputs],
                 kwargs=kwargs,
                 name=call.name,
                 node=nodes[call.node],
@@ -215,8 +208,3 @@ def build(
             elif call.stops == "blob":
                 job.add_stop_condition(nodes[call.node][call.outputs[0]])
     return job, tasks
-
-
-def _blob(call: Call, name: str) -> Blob:
-    is_part = name.endswith(".u")
-    return Blob(name, transient=call.is_transient, partition=0 if is_part else None)

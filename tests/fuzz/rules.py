@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from tests.fuzz.calls import Call, Memory, constant_of, perform
-from tests.fuzz.changes import Change
 from tests.fuzz.values import items_of
 
 State = dict[tuple[str, str], Any]
@@ -36,28 +35,18 @@ class Rules:
     """
 
     def __init__(self, calls: Sequence[Call], steps: int = 1) -> None:
-        self.steps = steps
-        self.transient: set[tuple[str, str]] = set()  # under all names that they had
-        self.define(calls)
-        self.memory: dict[int, Memory] = {}
-        self.cache: dict[int, Any] = {}
-        self.existing = self.global_names  # those that can be fetched
-        self.checkpoints: dict[int, State] = {}
-        self.start()
-
-    def define(self, calls: Sequence[Call]) -> None:
-        """Take these tasks for the job's."""
-        self.calls = calls
+        self.steps, self.calls, self.memory = steps, calls, Memory()
         self.global_names = {
             (call.node, name)
             for call in calls
             if call.is_global or (call.is_global is None and call.group == "init")
             for name in call.outputs
         }
-        self.transient |= {
+        self.transient = {
             (call.node, name) for call in calls if call.is_transient for name in call.outputs
         }
         self.by_number = {call.number: call for call in calls}
+        self.start()
 
     @property
     def epoch(self) -> int:
@@ -72,26 +61,14 @@ class Rules:
         self.run("init")
         self.checkpoints = {0: copy_all(self.blobs)}
 
-    def load(self, steps_done: int, change: Change | None = None) -> None:
-        """Continue from a checkpoint; the init tasks that make transient blobs run again.
-
-        After a change, so do those that make new blobs, and the checkpoint is recorded anew.
-        """
+    def load(self, steps_done: int) -> None:
+        """Continue from a checkpoint; the init tasks that make transient blobs run again."""
         kept = self.checkpoints[steps_done]
-        if change is not None:
-            self.define(change.after)
-            kept = {change.key(key): value for key, value in kept.items()}
-            kept = {key: value for key, value in kept.items() if key in self.global_names}
-        self.blobs = copy_all(
-            {key: value for key, value in kept.items() if key not in self.transient}
-        )
+        self.blobs = copy_all({key: kept[key] for key in kept.keys() - self.transient})
         self.results = {}
         self.steps_done = steps_done
-        again = {call.number for call in self.calls if call.is_transient}
-        self.run("init", only=again | (change.added if change is not None else frozenset()))
+        self.run("init", only={call.number for call in self.calls if call.is_transient})
         self.checkpoints = {n: state for n, state in self.checkpoints.items() if n <= steps_done}
-        if change is not None:
-            self.checkpoints[steps_done] = copy_all(self.blobs)
 
     def step(self) -> None:
         """Run the epoch group once."""
@@ -124,13 +101,12 @@ class Rules:
     def call(self, call: Call, epoch: int, step: int) -> None:
         """Run one task."""
         updates = [self.where(call.node, name)[call.node, name] for name in call.updates]
-        memory = self.memory.setdefault(call.number, Memory(self.cache))
         returned = []
         for instance in range(call.instances):
             inputs = [read_only(self.read(call, read)) for read in call.reads]
             constant = copy.deepcopy(constant_of(call))  # each call's own
             moment = (epoch, step, instance)
-            returned.append(perform(call, moment, [*inputs, *updates], constant, memory))
+            returned.append(perform(call, moment, [*inputs, *updates], constant, self.memory))
         value = returned if call.instances > 1 else returned[0]
         # A copy is made before the function's memory can be used again.
         for name, updated in zip(call.updates, updates, strict=True):

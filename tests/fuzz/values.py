@@ -1,4 +1,4 @@
-"""Values of many kinds for random jobs; what two values must have in common to be the same."""
+"""Values of many kinds for random jobs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+
+from tests.checkpoint.encoding.kinds_of_values import describe
 
 MOST_ITEMS = 60
 MOST_BYTES = 300_000
@@ -168,48 +170,6 @@ def is_large(value: Any) -> bool:
     return total[0] > MOST_ITEMS or total[1] > MOST_BYTES
 
 
-def portrait(value: Any) -> Any:
-    """What must be equal for two values to be the same: types, dtypes, bits, and ties.
-
-    The order of an array in memory is no part of it: what is not contiguous becomes so somewhere.
-
-    A tie is an object that can change, held at two places: the second one is shown as the number
-    of the first.
-    """
-    return _portrait(value, {})
-
-
-def _portrait(value: Any, seen: dict[int, int]) -> Any:
-    kind = type(value)
-    if isinstance(value, np.ndarray | list | dict | set | bytearray | np.void):
-        if id(value) in seen:
-            return ("same as", seen[id(value)])
-        seen[id(value)] = len(seen)
-    if isinstance(value, np.ndarray):
-        return (kind.__name__, repr(value.dtype), value.shape, _bits(value, seen))
-    if isinstance(value, np.generic):
-        array = np.asarray(value)
-        return (kind.__name__, repr(array.dtype), _bits(array, seen))
-    if kind is list or kind is tuple:
-        return (kind.__name__, *[_portrait(item, seen) for item in value])
-    if kind is dict:
-        pairs = [(key, _portrait(item, seen)) for key, item in value.items()]
-        return (kind.__name__, *[(type(key).__name__, key, item) for key, item in pairs])
-    if kind is set:
-        return (kind.__name__, *sorted(value, key=repr))
-    if kind in (float, complex):
-        return (kind.__name__, np.asarray(value).tobytes())
-    return (kind.__name__, bytes(value) if kind is bytearray else value)
-
-
-def _bits(array: np.ndarray, seen: dict[int, int]) -> Any:
-    if array.dtype.names is not None:  # not the padding between them
-        return tuple(_bits(array[name], seen) for name in array.dtype.names)
-    if array.dtype == object:
-        return tuple(_portrait(item, seen) for item in array.flat)
-    return array.tobytes()
-
-
 def digest(*values: Any) -> int:
     """A number that depends on every bit of some values."""
-    return zlib.crc32(repr([portrait(value) for value in values]).encode("utf-8", "surrogatepass"))
+    return zlib.crc32(repr([describe(value) for value in values]).encode("utf-8", "surrogatepass"))

@@ -1,38 +1,34 @@
 """Mutated checkpoint directories: every command and every load works or raises an error of ours.
 
-A seed draws one of `seeds.MADE` or a golden checkpoint, changes it (`mutations.mutate`), corrects
-the digests of most mutants as an attacker would (`trees.sign`), and does some of
-`operations`. `watch.Watch` sees what must not happen.
+A seed draws one of `seeds.NAMES`, changes it (`mutations.mutate`), corrects the digests of most
+mutants as an attacker would (`trees.sign`), and does some of `operations`. `watch.Watch` sees what
+must not happen.
 
     python tests/mutants/fuzz.py 5000            seeds 0 to 4999; how many were bad, and how
-    python tests/mutants/fuzz.py --seed 1234     one of them, with every error that it gives
+    python tests/mutants/fuzz.py --seed 1234     one of them
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import logging
+import multiprocessing
 import os
-import pickle
 import random
-import select
 import shutil
-import subprocess
 import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from unittest import mock
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from jobrunner.checkpoint import digest_blob, encode_blobs
 from jobrunner.errors import JobRunnerError
 from tests.mutants.mutations import mutate
 from tests.mutants.operations import READING, WRITING, Case, operate
@@ -41,7 +37,7 @@ from tests.mutants.trees import Tree, sign, write_tree
 from tests.mutants.watch import TimeIsUpError, Watch, limit_memory
 
 MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
-PATIENCE_SECONDS = 30
+PATIENCE_SECONDS = 60
 _FRUGAL = {"OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
 """Threads would reserve memory that they do not use."""
 
@@ -52,9 +48,8 @@ class Bad:
 
     number: int
     what: str
-    operation: str
     told: str
-    mutation: str
+    mutation: str = ""
 
 
 @dataclass
@@ -68,201 +63,145 @@ class Mutant:
     operations: Sequence[str]
 
 
-def draw_mutant(number: int, seeds: Mapping[str, Seed]) -> Mutant | None:
-    """The mutant of a number; None if its seed is not among `seeds`."""
+def numbers_of(names: Collection[str], first: int, count: int) -> list[int]:
+    """Those numbers of a range whose seeds have these names."""
+    numbers = range(first, first + count)
+    return [number for number in numbers if NAMES[number % len(NAMES)] in names]
+
+
+def draw_mutant(number: int, seeds: Mapping[str, Seed]) -> Mutant:
+    """The mutant of a number."""
     draw = random.Random(number)
-    seed = seeds.get(draw.choice(NAMES))
-    if seed is None:
-        return None
+    seed = seeds[NAMES[number % len(NAMES)]]
     tree = dict(seed.tree)
-    changed: set[str] = set()
-    told = []
-    for _ in range(draw.choice((1, 1, 1, 2, 3))):
-        if tree:
-            paths, what = mutate(draw, tree)
-            changed |= paths
-            told.append(what)
+    changes = [mutate(draw, tree) for _ in range(draw.choice((1, 1, 1, 2, 3))) if tree]
     is_signed = draw.random() < 0.65
     if is_signed:
-        sign(tree, changed)
-    chosen = [*draw.sample(READING, 4), *draw.sample(WRITING, draw.choice((1, 1, 2)))]
-    signed = "signed" if is_signed else "not signed"
-    return Mutant(seed, tree, is_signed, f"{seed.name}, {'; '.join(told)}, {signed}", chosen)
+        sign(tree, seed.tree)
+    operations = [*draw.sample(READING, 4), *draw.sample(WRITING, draw.choice((1, 1, 2)))]
+    told = f"{seed.name}, {'; '.join(changes)}, {'' if is_signed else 'not '}signed"
+    return Mutant(seed, tree, is_signed, told, operations)
 
 
-@dataclass
 class Lab:
-    """Where mutants are made and tried."""
+    """Where mutants are made and tried, in a process of its own."""
 
-    seeds: Sequence[Seed]
-    root: Path
-    most: int = 99
-    """Operations on a mutant."""
-    errors: Counter[str] = field(default_factory=Counter)
-    """Those that are ours, by class; "" for operations that worked."""
-    _expected: dict[tuple[str, str], str] = field(default_factory=dict)
-
-    def prepare(self) -> None:
-        """Make the whole seeds, and the directory that nobody may touch."""
+    def __init__(self, seeds: Mapping[str, Seed], root: Path, most: int = 99) -> None:
         logging.getLogger("jobrunner").setLevel(logging.CRITICAL)
-        for seed in self.seeds:
-            whole = str(self.root / "whole" / seed.name)
-            os.makedirs(os.path.dirname(whole), exist_ok=True)
-            write_tree(seed.tree, whole)
-            every = (*READING, *WRITING)  # imports everything
-            for name in every if seed is self.seeds[0] else ("load",):
-                if name in WRITING:
-                    copy = str(self.root / "warm")
-                    write_tree(seed.tree, copy)
-                    self._warm_up(seed, copy, name)
-                    shutil.rmtree(copy)
-                else:
-                    self._warm_up(seed, whole, name)
-        self.watch = Watch(self.root / "canary")
-        self.before = sorted(os.listdir(self.root))
+        self.seeds, self.root, self.most = seeds, str(root), most
+        self.expected: dict[str, dict[str, str]] = {}
+        first = next(iter(seeds))
+        for seed in seeds.values():
+            write_tree(seed.tree, f"{root}/whole/{seed.name}")
+            # Imports everything, and tells what values there are.
+            for name in (*READING, *WRITING) if seed.name == first else ("load",):
+                with self.directory(seed, seed.tree) as case:
+                    with contextlib.suppress(JobRunnerError):
+                        operate(case, name)
+                    self.expected.setdefault(seed.name, {}).update(case.loaded)
+        self.watch = Watch(root / "canary")
+        self.before = set(os.listdir(root))
+        limit_memory()
 
-    @property
-    def by_name(self) -> dict[str, Seed]:
-        return {seed.name: seed for seed in self.seeds}
+    @contextlib.contextmanager
+    def directory(self, seed: Seed, tree: Tree):  # type: ignore[no-untyped-def]
+        """Files for as long as the context lasts; yields what can be done with them."""
+        path, copied = f"{self.root}/runs/mutant", f"{self.root}/copied"
+        write_tree(tree, path)
+        try:
+            yield Case(path, copied, f"{self.root}/whole/{seed.name}", seed.job())
+        finally:
+            shutil.rmtree(path)
+            shutil.rmtree(copied, ignore_errors=True)
 
-    def _warm_up(self, seed: Seed, path: str, name: str) -> None:
-        def keep(digest: str, blob: str, value: Any) -> None:
-            self._expected[digest, blob] = digest_value(value)
-
-        with contextlib.suppress(JobRunnerError):
-            operate(Case(path, str(self.root / "copied"), seed.job(), keep), name)
-        shutil.rmtree(self.root / "copied", ignore_errors=True)
-
-    def try_number(self, number: int, *, tells: bool = False) -> list[Bad]:
-        mutant = draw_mutant(number, self.by_name)
-        if mutant is None:
-            return []
-        path, copy = str(self.root / "mutant"), str(self.root / "copied")
-        whole = str(self.root / "whole" / mutant.seed.name)
-        found: list[Bad] = []
-        write_tree(mutant.tree, path)
-        job = mutant.seed.job()
-
-        def check(digest: str, blob: str, value: Any) -> None:
-            if not mutant.is_signed and self._expected.get((digest, blob)) != digest_value(value):
-                wrong.append(f"blob {blob!r}")
-
+    def attempt(self, number: int) -> tuple[Counter[str], list[Bad]]:
+        """Do some operations with a mutant; how they ended, and what must not happen."""
+        mutant = draw_mutant(number, self.seeds)
         count = min(self.most, len(mutant.operations))
-        places = random.Random(number).sample(range(len(mutant.operations)), count)
-        for name in [mutant.operations[i] for i in sorted(places)]:
-            wrong: list[str] = []
-            error: BaseException | None = None
-            is_over = False
-            with self.watch.during(f"{path}/", path, copy, whole) as seen:
-                try:
-                    operate(Case(path, copy, job, check, whole=whole), name)
-                except BaseException as caught:
-                    error = caught
-                    if is_over := isinstance(caught, TimeIsUpError | MemoryError):
-                        raise
-            self.errors[type(error).__name__ if error else ""] += 1
-            seen += [("wrong data", it) for it in wrong]
-            if is_over:
-                seen[:] = [(what, f"{why} {explain(error)}") for what, why in seen]
-            elif isinstance(error, JobRunnerError):
-                if path not in str(error) and copy not in str(error):
-                    seen.append(("nameless", f"{type(error).__name__}: {error}"))
-            elif error is not None:
-                seen.append(("exception", explain(error)))
-            if tells:
-                print(mutant.mutation)
-                print(f"{name}: {error if isinstance(error, JobRunnerError) else seen}")
-                if error is not None and not isinstance(error, JobRunnerError):
-                    traceback.print_exception(error)
-            found += [
-                Bad(number, what, name, why, mutant.mutation) for what, why in dict.fromkeys(seen)
-            ]
-            error = None
-            if sorted(set(os.listdir(self.root)) - {"mutant", "copied"}) != self.before:
-                found.append(Bad(number, "write outside", name, "a new file", mutant.mutation))
-        shutil.rmtree(path)
-        shutil.rmtree(copy, ignore_errors=True)
-        return found
+        names = random.Random(number).sample(mutant.operations, count)
+        ends: Counter[str] = Counter()
+        bad = []
+        with self.directory(mutant.seed, mutant.tree) as case:
+            for name in sorted(names, key=mutant.operations.index):  # at last those that write
+                end, wrong = self.watch_operation(case, name, mutant)
+                ends[end] += 1
+                for what, why in dict.fromkeys(wrong):
+                    bad.append(Bad(number, what, f"{name}: {why}", mutant.mutation))
+        return ends, bad
+
+    def watch_operation(
+        self, case: Case, name: str, mutant: Mutant
+    ) -> tuple[str, list[tuple[str, str]]]:
+        """Returns the error with which an operation ended, "" if it worked, and what was wrong."""
+        error: BaseException | None = None
+        roots = (os.path.dirname(case.path), case.copy, case.whole)
+        with self.watch.during(*roots) as wrong:
+            try:
+                operate(case, name)
+            except BaseException as caught:
+                error = caught
+        if isinstance(error, TimeIsUpError | MemoryError):
+            wrong.append(("memory" if isinstance(error, MemoryError) else "hang", explain(error)))
+        elif isinstance(error, JobRunnerError):
+            if not any(root in str(error) for root in roots):
+                wrong.append(("nameless", f"{type(error).__name__}: {error}"))
+        elif error is not None:
+            wrong.append(("exception", explain(error)))
+        for key, digest in case.loaded.items():
+            if not mutant.is_signed and self.expected[mutant.seed.name].get(key) != digest:
+                wrong.append(("wrong data", key))
+        case.loaded.clear()
+        there = set(os.listdir(self.root)) - {os.path.basename(case.copy)}
+        if there != self.before:
+            wrong.append(("write outside", f"files: {there ^ self.before}"))
+        return type(error).__name__ if error else "", wrong
 
 
-def explain(error: BaseException | None) -> str:
+def explain(error: BaseException) -> str:
     """An error that should not be, in a line, with the line of the package that raised it."""
-    assert error is not None
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if "/jobrunner/" in f.filename]
-    at = frames[-1] if frames else traceback.extract_tb(error.__traceback__)[-1]
-    where = f"{at.filename.rpartition('/jobrunner/')[2]}:{at.lineno} {at.name}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "/jobrunner/" in frame.filename] or frames
+    where = f"{own[-1].filename.rpartition('/jobrunner/')[2]}:{own[-1].lineno} {own[-1].name}"
     return f"{type(error).__name__} at {where}: {error!s:.150}"
 
 
 # ---- many
 
+_lab: Lab
 
-def work(seeds: Sequence[Seed], first: int, stop: int, most: int) -> None:
-    """In a process of its own: try numbers, and print a line of JSON before and after each."""
-    with tempfile.TemporaryDirectory(dir=MEMORY) as directory:
-        lab = Lab(seeds, Path(directory), most)
-        lab.prepare()
-        limit_memory()
-        for number in range(first, stop):
-            print(json.dumps([number]), flush=True)
-            lab.errors.clear()
-            bad = [vars(it) for it in lab.try_number(number)]
-            print(json.dumps([number, lab.errors, bad]), flush=True)
+
+def _start(seeds: Mapping[str, Seed], root: Path, most: int) -> None:
+    global _lab
+    _lab = Lab(seeds, Path(tempfile.mkdtemp(dir=root)), most)
+
+
+def _attempt(number: int) -> tuple[Counter[str], list[Bad]]:
+    return _lab.attempt(number)
 
 
 def run(
-    first: int, count: int, names: Collection[str] = NAMES, most: int = 99
+    numbers: Sequence[int], names: Collection[str] = NAMES, most: int = 99
 ) -> tuple[Counter[str], list[Bad]]:
     """Try mutants in another process; returns how operations ended, and what was bad."""
     ends: Counter[str] = Counter()
     bad: list[Bad] = []
-    with tempfile.TemporaryDirectory() as directory:
-        stored = Path(directory, "seeds")
-        stored.write_bytes(pickle.dumps(make_seeds(names)))
-        stop = first + count
-        while first < stop:
-            numbers = map(str, (first, stop, most))
-            command = [sys.executable, __file__, "--work", str(stored), *numbers]
-            with (
-                open(Path(directory, "errors"), "w+b") as stderr,
-                subprocess.Popen(
-                    command, stdout=subprocess.PIPE, stderr=stderr, env={**os.environ, **_FRUGAL}
-                ) as child,
-            ):
-                last = first
-                for line in _lines(child):
-                    last, *told = json.loads(line)
-                    if told:
-                        ends.update(told[0])
-                        bad += (Bad(**it) for it in told[1])
-                        last += 1
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    child.wait(1)
-                is_hung = child.poll() is None
-                child.kill()
-                stderr.seek(0)
-                errors = stderr.read().decode(errors="replace")
-            if last < stop:
-                if "tests/mutants" in errors:
-                    raise RuntimeError(f"seed {last}: {errors}")
-                what = "hang" if is_hung else "crash"
-                bad.append(Bad(last, what, "?", f"the process: {errors[-500:]}", ""))
-                last += 1
-            first = last
+    left = list(reversed(numbers))
+    seeds = make_seeds(names)
+    context = multiprocessing.get_context("spawn")
+    while left:
+        with (
+            tempfile.TemporaryDirectory(dir=MEMORY, ignore_cleanup_errors=True) as root,
+            mock.patch.dict(os.environ, _FRUGAL),
+            context.Pool(1, _start, (seeds, Path(root), most)) as pool,
+            contextlib.suppress(multiprocessing.TimeoutError),
+        ):
+            while left:
+                number = left.pop()
+                bad.append(Bad(number, "hang or crash", "of the process"))
+                some_ends, some_bad = pool.apply_async(_attempt, (number,)).get(PATIENCE_SECONDS)
+                bad[-1:] = some_bad
+                ends += some_ends
     return ends, bad
-
-
-def _lines(child: subprocess.Popen[bytes]) -> Iterator[bytes]:
-    """Lines of a process, until it ends or is silent for too long."""
-    assert child.stdout is not None
-    descriptor = child.stdout.fileno()
-    rest = b""
-    while select.select([descriptor], [], [], PATIENCE_SECONDS)[0]:
-        data = os.read(descriptor, 1 << 16)
-        if not data:
-            return
-        *lines, rest = (rest + data).split(b"\n")
-        yield from lines
 
 
 def tell(bad: Sequence[Bad], most: int = 60) -> str:
@@ -272,37 +211,23 @@ def tell(bad: Sequence[Bad], most: int = 60) -> str:
         alike.setdefault((one.what, one.told[:60]), []).append(one)
     lines = []
     for same in sorted(alike.values(), key=len, reverse=True):
-        one = same[0]
-        lines.append(f"{len(same):5} {one.what}, {one.operation}: {one.told}")
-        lines.append(f"      --seed {one.number}: {one.mutation:.200}")
+        lines.append(f"{len(same):5} {same[0].what}, {same[0].told}")
+        lines.append(f"      --seed {same[0].number}: {same[0].mutation:.200}")
     return "\n".join(lines[:most])
 
 
 def main() -> None:
-    """Try seeds and say what was bad; or one, with what it does."""
-    if sys.argv[1:2] == ["--work"]:
-        work(pickle.loads(Path(sys.argv[2]).read_bytes()), *map(int, sys.argv[3:]))
-        return
+    """Try seeds and say what was bad."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("seeds", nargs="?", type=int, default=2_000)
     parser.add_argument("--seed", type=int)
     asked = parser.parse_args()
-    if asked.seed is not None:
-        with tempfile.TemporaryDirectory(dir=MEMORY) as directory:
-            lab = Lab(make_seeds(), Path(directory))
-            lab.prepare()
-            print(tell(lab.try_number(asked.seed, tells=True)) or "nothing is bad")
-        return
-    ends, bad = run(0, asked.seeds)
+    numbers = range(asked.seeds) if asked.seed is None else range(asked.seed, asked.seed + 1)
+    ends, bad = run(numbers)
     print(tell(bad))
-    print(f"{asked.seeds} mutants, {ends.total()} operations, of which worked {ends.pop('', 0)};")
-    print(f"others ended by {dict(ends.most_common())}. Bad: {len(bad)}")
+    print(f"{len(numbers)} mutants; their operations ended by {dict(ends.most_common())}")
+    print(f"Bad: {len(bad)}")
     sys.exit(bool(bad))
-
-
-def digest_value(value: Any) -> str:
-    """Digest of all that a save records of a value."""
-    return digest_blob(encode_blobs("", {"": value}, (), allow_pickle=True)[""])
 
 
 if __name__ == "__main__":

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import tempfile
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import numpy as np
 
@@ -19,13 +18,101 @@ from jobrunner.define.array_options import ArrayOptions
 from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
-from tests.checkpoint.encoding.kinds_of_values import PLAIN_VALUES, VALUES
+from tests.checkpoint.encoding.kinds_of_values import MADE, PLAIN_VALUES, VALUES
 from tests.mutants.trees import Tree, dump, frame_entry, read_tree, split_entry
 from tests.saves import Save, save_epoch
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 NODES = ("a", "b")
+SHARED = {"s": {"replicated": True}, "x": {"partition": 0}}
 Blobs = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass
+class Seed:
+    """A directory, and the blobs of the nodes of a job that could have written it."""
+
+    name: str
+    tree: Tree
+    nodes: Mapping[str, Collection[str]]
+    shared: Mapping[str, Any] = field(default_factory=dict)
+
+    def job(self) -> Job:
+        """A job that resumes from it; it never runs."""
+        return job_of(self.nodes, self.shared)
+
+
+def job_of(nodes: Mapping[str, Collection[str]], shared: Mapping[str, Any]) -> Job:
+    with Job("mutants", steps_per_epoch=2) as job:
+        for name, blobs in nodes.items():
+            node = Node(name)
+            outputs = [Blob(blob, **shared.get(blob, {})) for blob in blobs]
+            with job.init_group:
+                Task(lambda: None, outputs=outputs, node=node, name="make")
+            first = outputs[0].name
+            Task(lambda x: x, inputs=first, outputs=first, node=node, name="step")
+        epoch_limiter(job, 9)
+    return job
+
+
+class Life:
+    """The runs that make a directory."""
+
+    def __init__(self, path: Path, blobs: Blobs, shared: Any = None, **options: Any) -> None:
+        self.path, self.nodes, self.shared = path, blobs, shared or {}
+        self.options = options
+        self.open()
+
+    def open(self) -> None:
+        """Begin a run."""
+        files = FaultyFiles(sync=False)
+        self.manager = MultiNodeCheckpointManager(self.path, files=files, **self.options)
+        plan = describe(job_of(self.nodes, self.shared).compile())
+        self.manager.run.start(list(self.nodes), {"plan": plan})
+
+    def save(self, epoch: int, blobs: Blobs, details: Any = None, **options: Any) -> None:
+        workspaces = {node: workspace_of(node, values) for node, values in blobs.items()}
+        details = {"metrics": {"loss": 0.5 * epoch}, "stopped_by": [], **(details or {})}
+        save_epoch(self.manager, Position.of(epoch), workspaces, details, **options)
+
+    def end(self) -> Seed:
+        """End the run; the directory as it is then."""
+        self.manager.run.end()
+        return self.seed()
+
+    def seed(self) -> Seed:
+        """The directory as it is now."""
+        return Seed(self.path.name, read_tree(self.path), self.nodes, self.shared)
+
+
+def workspace_of(node: str, values: Mapping[str, Any]) -> Workspace:
+    workspace = Workspace(node)
+    workspace.globals.update(values)
+    return workspace
+
+
+def two_runs(path: Path) -> Seed:
+    """Shared blobs, a step within an epoch, a pin, an epoch saved by two runs, a store set aside."""
+
+    def blobs(epoch: int) -> Blobs:
+        common = {"s": np.full(3, epoch)}
+        return {
+            "a": {"w": np.arange(6.0).reshape(2, 3) + epoch, "x": np.arange(4), **common},
+            "b": {"n": epoch, "x": np.arange(3) + epoch, **common},
+        }
+
+    life = Life(path, blobs(0), SHARED)
+    axes = {"partitions": {"x": {"axis": 0, "nodes": list(NODES)}}}
+    for epoch in (0, 1, 2):
+        life.save(epoch, blobs(epoch), {**axes, "stopped_by": ["stop"]}, replicated={"s": NODES})
+    life.end()
+    life.open()
+    life.manager.pin(1, "paper")
+    life.manager.run.rewind(Position(1), "to have a rewind in it")
+    for epoch in (2, 3):
+        within = {"step": epoch - 2, "steps_per_epoch": 2}
+        life.save(epoch, blobs(epoch), {**axes, **within}, replicated={"s": NODES})
+    return life.end()
 
 
 class Model:
@@ -41,99 +128,20 @@ class Model:
         self.w[...] = state["w"]
 
 
-@dataclass
-class Seed:
-    """A directory, and a job that could have written it."""
-
-    name: str
-    tree: Tree
-    nodes: Mapping[str, list[str]]
-    shared: Mapping[str, Any] = field(default_factory=dict)
-
-    def job(self) -> Job:
-        """A job that resumes from it; it never runs."""
-        return job_of(self.nodes, self.shared)
-
-
-def job_of(nodes: Mapping[str, list[str]], shared: Mapping[str, Any]) -> Job:
-    with Job("mutants", steps_per_epoch=2) as job:
-        for name, blobs in nodes.items():
-            node = Node(name)
-            outputs = [Blob(blob, **shared.get(blob, {})) for blob in blobs]
-            with job.init_group:
-                Task(lambda: None, outputs=outputs, node=node, name="make")
-            Task(lambda x: x, inputs=blobs[0], outputs=blobs[0], node=node, name="step")
-        epoch_limiter(job, 9)
-    return job
-
-
-class Life:
-    """The runs that make a directory."""
-
-    def __init__(self, path: Path, nodes: Blobs, **options: Any) -> None:
-        self.path = path
-        self.options = options
-        self.names = {node: list(blobs) for node, blobs in nodes.items()}
-        self.manager = self.open()
-
-    def open(self) -> MultiNodeCheckpointManager:
-        return MultiNodeCheckpointManager(self.path, files=FaultyFiles(sync=False), **self.options)
-
-    def start(self, shared: Mapping[str, Any] | None = None) -> None:
-        job = job_of(self.names, shared or {})
-        self.manager.run.start(list(self.names), {"plan": describe(job.compile())})
-
-    def save(self, epoch: int, blobs: Blobs, details: Any = None, **options: Any) -> None:
-        workspaces = {node: Workspace(node) for node in blobs}
-        for node, values in blobs.items():
-            workspaces[node].globals.update(values)
-        details = {"metrics": {"loss": 0.5 * epoch}, "stopped_by": [], **(details or {})}
-        save_epoch(self.manager, Position.of(epoch), workspaces, details, **options)
-
-
-def two_runs(path: Path) -> tuple[Mapping[str, list[str]], Mapping[str, Any]]:
-    """Shared blobs, a step within an epoch, a pin, an epoch saved by two runs, a store set aside."""
-    shared = {"s": {"replicated": True}, "x": {"partition": 0}}
-
-    def blobs(epoch: int) -> Blobs:
-        common = {"s": np.full(3, epoch)}
-        return {
-            "a": {"w": np.arange(6.0).reshape(2, 3) + epoch, "x": np.arange(4), **common},
-            "b": {"n": epoch, "x": np.arange(3) + epoch, **common},
-        }
-
-    life = Life(path, blobs(0))
-    axes = {"partitions": {"x": {"axis": 0, "nodes": list(NODES)}}}
-    for epochs in ((0, 1, 2), (2, 3)):
-        life.start(shared)
-        for epoch in epochs:
-            if epoch == 2 and 2 in life.manager.epochs():
-                life.manager.run.rewind(Position(1), "to have a rewind in it")
-            step = {"step": 1, "steps_per_epoch": 2} if epoch == 3 else {"stopped_by": ["stop"]}
-            life.save(epoch, blobs(epoch), {**axes, **step}, replicated={"s": NODES})
-        life.manager.run.end()
-        life.manager = life.open()
-        life.manager.pin(1, "paper")
-    return life.names, shared
-
-
-def values(path: Path) -> Any:
-    """Values of all kinds, compressed and cut arrays, pickles, a state."""
-    names = [name for name in VALUES if any(it in name for it in ("<f4", "U2 C", "M8[us]", "tied"))]
-    some = {f"v{i}": VALUES[name]() for i, name in enumerate(names)}
-    made = [VALUES[name]() for name in VALUES if name[:4] in ("gene", "data", "lega")]
+def values(path: Path) -> Seed:
+    """Values of all kinds, compressed and cut arrays, pickles, a state, library values."""
+    names = [name for name in VALUES if any(it in name for it in ("<f4", "U2 C", "M8[us]"))]
     blobs = {
-        "a": {
-            "packed": np.zeros((8, 8)),
-            "cut": np.arange(40.0).reshape(8, 5),
-            "texts": np.array(["a", "", "long " * 20], np.dtypes.StringDType()),
-            "f": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
-            "model": Model(),
-            "pickle": {"f": Model.state_dict},
-            "plain": PLAIN_VALUES,
-            "made": made,
-            **some,
-        }
+        "packed": np.zeros((8, 8)),
+        "cut": np.arange(40.0).reshape(8, 5),
+        "texts": np.array(["a", "", "long " * 20], np.dtypes.StringDType()),
+        "f": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        "model": Model(),
+        "plain": PLAIN_VALUES,
+        "made": [make() for make in MADE.values()],
+        **{f"v{i}": VALUES[name]() for i, name in enumerate(names)},
+        **values_of_libraries(),
+        "pickle": {"f": Model.state_dict},  # last, as loading it is refused
     }
     zstd = ({"name": "zstd", "configuration": {"level": 1, "checksum": False}},)
     options = {
@@ -141,137 +149,89 @@ def values(path: Path) -> Any:
         "cut": ArrayOptions(zstd, (4, 5)),
         "f": ArrayOptions((), (1, 3)),
     }
-    life = Life(path, blobs, allow_pickle=True)
-    life.start()
-    life.save(0, blobs, options={"a": options}, initial={"a": ["model"]})
-    life.manager.run.end()
-    return life.names, {}
+    life = Life(path, {"a": blobs}, allow_pickle=True)
+    life.save(0, {"a": blobs}, options={"a": options}, initial={"a": ["model"]})
+    return life.end()
 
 
-def stacks(path: Path) -> Any:
+def values_of_libraries() -> dict[str, Any]:
+    """Those of the libraries that are installed."""
+    blobs: dict[str, Any] = {}
+    with suppress(ImportError):
+        import pandas as pd
+
+        days = pd.date_range("2024-03-30", periods=3, tz="Europe/Paris")
+        kinds = pd.Categorical.from_codes([0, 1, -1], pd.Index([10, 20]), ordered=True)
+        columns = {"text": ["a", "é", ""], "kind": kinds, "gaps": pd.array([1, None, 3], "Int16")}
+        index = pd.MultiIndex.from_arrays([[1, 1, 2], [0.5, 1.5, 0.5]], names=["i", "j"])
+        blobs["pandas"] = [pd.DataFrame(columns, index=days), index, days[0], pd.NA]
+    with suppress(ImportError):
+        from scipy import sparse
+
+        dense = sparse.coo_array(np.array([[0, 1.5, 0], [-2, 0, 0]]))
+        blobs["scipy"] = [dense.asformat(form) for form in ("csr", "coo", "dia")]
+    with suppress(ImportError):
+        import xarray as xr
+
+        heat = xr.DataArray(np.ones((2, 3)), {"height": 2.0}, ["y", "x"], name="heat")
+        blobs["xarray"] = heat.to_dataset().assign(count=("x", np.arange(3, dtype="i2")))
+    return blobs
+
+
+def stacks(path: Path) -> Seed:
     """Alike rows, and arrays that are linked."""
     rows = {f"row{i}": np.arange(3.0) + i for i in range(64)}
     life = Life(path, {"a": {"big": 0, **rows}})
-    life.start()
     for epoch in (0, 1):
         life.save(epoch, {"a": {"big": np.arange(9000.0), **rows, "row0": np.ones(3) * epoch}})
-    life.manager.run.end()
-    return life.names, {}
+    return life.end()
 
 
-def long_log(path: Path) -> Any:
-    """More than one full state."""
+def repaired(path: Path) -> Seed:
+    """A log of more than one full state that has lost entries, and its repair."""
     life = Life(path, {"a": {"n": 0}}, keep=KeepLast(2))
-    life.start()
     for epoch in range(50):
         life.save(epoch, {"a": {"n": epoch}})
     life.manager.run.finish(Position(49))
     life.manager.run.end()
-    return life.names, {}
-
-
-def repaired(path: Path) -> Any:
-    """A log that has lost entries, and its repair."""
-    names, shared = two_runs(path)
-    for number in (4, 5, 6):
+    for number in (44, 45, 46):
         (path / "_log" / f"{number:010d}.json").unlink()
-    repair_log(Life(path, {}).manager.directory)
-    return names, shared
+    repair_log(life.manager.directory)
+    return life.seed()
 
 
-def killed(path: Path) -> Any:
+def killed(path: Path) -> Seed:
     """A run that ended in the middle of a save."""
     blobs = {"a": {"n": 1, "w": np.ones(2)}}
     life = Life(path, blobs)
-    life.start()
     life.save(0, blobs)
     life.save(1, blobs)
     life.manager.run.set_aside(Position(0), "to have it")
     save = Save(life.manager, Position(2))
-    workspace = Workspace("a")
-    workspace.globals.update(blobs["a"])
-    save.write({"a": workspace})
-    keep = read_tree(path)
+    save.write({"a": workspace_of("a", blobs["a"])})
+    seed = life.seed()
     life.manager.run.end()
-    for name, content in keep.items():
-        (path / name).parent.mkdir(parents=True, exist_ok=True)
-        (path / name).write_bytes(content)
-    last = max((path / "_log").glob("*.json"))
-    last.unlink()
-    run = path / "_log" / "0000000000.json"
-    entry = split_entry(run.read_bytes())
+    first = "_log/0000000000.json"
+    entry = split_entry(seed.tree[first])
     entry["process"] |= {"pid": 1 << 21, "started": "0"}  # no system has such a process
-    run.write_bytes(frame_entry(dump(entry)))
-    heartbeat = path / "_runs" / entry["run"] / "heartbeat"
-    heartbeat.parent.mkdir(parents=True, exist_ok=True)
-    heartbeat.write_bytes(b"%020d\n" % 1 + dump(entry["process"]))
-    return life.names, {}
+    seed.tree[first] = frame_entry(dump(entry))
+    seed.tree[f"_runs/{entry['run']}/heartbeat"] = b"%020d\n" % 1 + dump(entry["process"])
+    return seed
 
 
-def libraries(path: Path) -> Any:
-    """Values of other libraries, as far as they are installed."""
-    blobs: dict[str, Any] = {"n": 1}
-    for library, make in LIBRARIES.items():
-        if importlib.util.find_spec(library):
-            blobs[library] = make()
-    life = Life(path, {"a": blobs})
-    life.start()
-    life.save(0, {"a": blobs})
-    life.manager.run.end()
-    return life.names, {}
-
-
-def pandas_values() -> list[Any]:
-    import pandas as pd
-
-    days = pd.date_range("2024-03-30", periods=3, freq="D", tz=ZoneInfo("Europe/Paris"), unit="ns")
-    columns = {
-        "x": [0.5, np.nan, -0.0],
-        "text": pd.Series(["a", "é", ""], days, object),
-        "kind": pd.Categorical.from_codes([0, 1, -1], pd.Index([10, 20]), ordered=True),
-        "gaps": pd.array([1, None, 3], "Int16"),
-    }
-    return [
-        pd.DataFrame(columns, index=days),
-        pd.MultiIndex.from_arrays([[1, 1, 2], [0.5, 1.5, 0.5]], names=["i", "j"]),
-        pd.Timestamp("2024-10-27 00:30", tz=ZoneInfo("Europe/Paris")),
-        pd.Timedelta(-5, "s"),
-        pd.NA,
-    ]
-
-
-def scipy_values() -> list[Any]:
-    from scipy import sparse
-
-    dense = np.array([[0, 1.5, 0], [-2, 0, 0]])
-    return [sparse.coo_array(dense).asformat(form) for form in ("csr", "coo", "dia")]
-
-
-def xarray_values() -> Any:
-    import xarray as xr
-
-    heat = xr.DataArray(
-        np.arange(6, dtype="f4").reshape(2, 3), {"height": 2.0}, ["y", "x"], name="heat"
-    )
-    return heat.to_dataset().assign(count=("x", np.arange(3, dtype="i2")))
-
-
-LIBRARIES = {"pandas": pandas_values, "scipy": scipy_values, "xarray": xarray_values}
-
-MADE: tuple[Callable[[Path], Any], ...] = (
-    *(two_runs, values, stacks, long_log, repaired, killed, libraries),
-)
+MADE_HERE: tuple[Callable[[Path], Seed], ...] = (two_runs, values, stacks, repaired, killed)
 GOLDENS = ("format_1", "log_1")
-NAMES = (*(make.__name__ for make in MADE), *GOLDENS)
+NAMES = (*(make.__name__ for make in MADE_HERE), *GOLDENS)
 
 
-def make_seeds(names: Collection[str] = NAMES) -> list[Seed]:
+def make_seeds(names: Collection[str] = NAMES) -> dict[str, Seed]:
     """Those of these names."""
-    seeds = []
+    seeds = {}
     with tempfile.TemporaryDirectory() as directory:
-        for make in (it for it in MADE if it.__name__ in names):
-            path = Path(directory, make.__name__)
-            nodes, shared = make(path)
-            seeds.append(Seed(make.__name__, read_tree(path), nodes, shared))
-    goldens = [name for name in GOLDENS if name in names]
-    return seeds + [Seed(name, read_tree(GOLDEN / name), {"a": ["w"]}) for name in goldens]
+        for make in MADE_HERE:
+            if make.__name__ in names:
+                seeds[make.__name__] = make(Path(directory, make.__name__))
+    for name in GOLDENS:
+        if name in names:
+            seeds[name] = Seed(name, read_tree(GOLDEN / name), {"a": ["w"]})
+    return seeds

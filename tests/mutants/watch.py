@@ -30,7 +30,7 @@ _WRITES = {
     *("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate"),
     *("os.chmod", "os.chown", "os.utime", "shutil.rmtree", "shutil.move", "os.setxattr"),
 }
-_IN_OPEN, _IN_ACCESS = 0x20, 0x1
+_IN_OPEN, _IN_ACCESS, _IN_DIRECTORY = 0x20, 0x1, 0x40000000
 _IN_CHANGE = 0x2 | 0x4 | 0x40 | 0x80 | 0x100 | 0x200 | 0x400 | 0x800
 
 
@@ -122,6 +122,8 @@ class Watch:
             _, mask, _, length = struct.unpack_from("iIII", data, at)
             name = data[at + 16 : at + 16 + length].rstrip(b"\0").decode(errors="replace")
             at += 16 + length
+            if mask == _IN_OPEN | _IN_DIRECTORY:
+                continue  # reads nothing; `os.fwalk` does so before it knows that it is a link
             yield ("write outside" if mask & _IN_CHANGE else "read outside"), f"canary {name}"
 
     @contextmanager
@@ -136,10 +138,6 @@ class Watch:
         found = self.found
         try:
             yield found
-        except TimeIsUpError:
-            found.append(("hang", f"more than {SECONDS:g} s"))
-        except MemoryError:
-            found.append(("memory", "MemoryError"))
         finally:
             self._is_on = False
             _set_timers(0)
