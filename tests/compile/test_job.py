@@ -1,6 +1,9 @@
 """From definitions to plans: edges, crossings, globals, and the errors that name a task."""
 
 import functools
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +12,7 @@ from jobrunner.compile.fingerprint import changes, describe
 from jobrunner.compile.plan import BlobArgument, CrossingArgument
 from jobrunner.positions import Position
 
+ROOT = Path(__file__).parents[2]
 A, B = Node("a"), Node("b")
 
 
@@ -309,25 +313,11 @@ def test_a_task_may_call_an_object_that_has_an_answer_for_every_attribute():
     assert changes(describe(build(fn=Answering())), describe(build(fn=Answering()))) == []
 
 
-def test_a_description_is_the_same_in_another_process(tmp_path):
-    import subprocess
-    import sys
-
-    script = (
-        "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from test_job import build, describe\n"
-        "import json; d = describe(build()); print(json.dumps(d))"
-    )
-    from pathlib import Path
-
-    here = str(Path(__file__).parent)
-    answers = {
-        subprocess.run(
-            [sys.executable, "-c", script, here],
-            env={"PYTHONHASHSEED": seed, "PATH": ""},
-            capture_output=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
+def test_a_description_is_the_same_in_another_process():
+    script = "from tests.compile.test_job import build, describe; print(describe(build()))"
+    answers = set()
+    for seed in ("1", "2"):
+        environment = {"PYTHONHASHSEED": seed, "PATH": ""}
+        command = [sys.executable, "-c", script]
+        answers.add(subprocess.check_output(command, cwd=ROOT, env=environment))
     assert len(answers) == 1

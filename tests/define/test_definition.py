@@ -3,8 +3,8 @@
 import functools
 import pickle
 from concurrent.futures import Future
+from xml.etree import ElementTree
 
-import cloudpickle
 import dask
 import pytest
 
@@ -68,54 +68,32 @@ def test_two_tasks_of_one_given_name_are_refused():
 
 
 REFUSED = [
-    (lambda: Task(3), "fn must be callable"),
-    (lambda: Task(one, inputs=3), "inputs must be blobs' names"),
     (lambda: Task(one, inputs=Task(one, outputs=["a", "b"])), "task.output(0)"),
     (lambda: Task(one, inputs=["a", "b"]), "cannot be called with 2 inputs"),
     (lambda: Task(one, kwargs={"y": 1}), "cannot be called"),
-    (lambda: Task(one, kwargs={1: 1}), "kwargs must be a mapping of names (str) to values"),
-    (lambda: Task(one, group="init"), "group must be a TaskGroup"),
     (lambda: Task(max, inputs="a", updates="a"), "in inputs and in updates"),
     (lambda: Task(one, outputs="a", updates="a"), "in outputs and in updates"),
     (lambda: Task(one, outputs=["a", "a"]), "twice"),
     (lambda: Task(one, outputs=Blob("a", "other")), "own node only"),
     (lambda: Task(one, updates=Blob("a", "other")), "own node only"),
-    (lambda: Task(one, after=3), "after must be tasks"),
-    (lambda: Task(one, node=3), "node must be a Node"),
     (lambda: Task(one).output(1), "1 output"),
-    (lambda: Node(""), "is empty"),
     (lambda: Node("a/b"), "'/'"),
-    (lambda: Node("a\nb"), "control character"),
-    (lambda: Node(".."), "a directory"),
-    (lambda: Node(" a"), "space"),
-    (lambda: Node("x" * 129), "129 characters"),
     (lambda: Node("a", workers=[]), "at least one"),
-    (lambda: Node("a", resources={"GPU": -1}), "positive number"),
-    (lambda: Node("a", resources=["GPU"]), "positive number"),
     (lambda: Node("a", resources={"GPU": float("nan")}), "positive number"),
-    (lambda: Blob("x", history=True, partition=0), "give only one of them"),
-    (lambda: Blob("x", history=True, replicated=True), "give only one of them"),
     (lambda: Blob("x", history=True, transient=True), "give only one of them"),
     (lambda: Blob("x", history=True, chunks=3), "omit compressors, chunks and coords"),
-    (lambda: Blob("x", history=True, compressors="zstd"), "omit compressors, chunks and coords"),
-    (lambda: Blob("x", history=True, dims="x", coords="y"), "omit compressors, chunks and coords"),
-    (lambda: Blob("x", history="append"), "history"),
     (lambda: Job("a/b"), "'/'"),
-    (lambda: Job(seed=1 << 64), "seed"),
     (lambda: Job(nodes_to_checkpoint="trainer"), "nodes_to_checkpoint"),
-    (lambda: Job(stop_conditions=Task(one).output()), "stop_conditions"),
     (lambda: Job().add_stop_condition(3), "condition must be"),
     (lambda: Job().add_stop_condition(Blob("x")), "names no node"),
-    (
-        lambda: TaskGroup().report_step(lambda x: x),
-        "report_step: fn: <lambda>(x) cannot be called",
-    ),
+    (lambda: TaskGroup().report_step(lambda x: x), "report_step: fn: <lambda>(x) cannot be called"),
+    (lambda: Task(one).output().fetch(), "Run its job"),
 ]
 
 
 @pytest.mark.parametrize(("make", "says"), REFUSED, ids=range(len(REFUSED)))
 def test_invalid_arguments_are_refused_at_once(make, says):
-    with pytest.raises(DefinitionError) as caught:
+    with pytest.raises((DefinitionError, ExecutionError)) as caught:
         make()
     assert says in str(caught.value)
 
@@ -124,18 +102,12 @@ def test_a_dask_collection_or_a_future_is_refused_with_advice():
     delayed = dask.delayed(one)()
     for make in (
         lambda: Task(one, inputs=[delayed]),
-        lambda: Task(functools.partial(one, delayed)),
         lambda: Task(functools.partial(one, x=[1, (delayed,)])),
     ):
         with pytest.raises(DefinitionError, match="compute"):
             make()
     with pytest.raises(DefinitionError, match="result"):
         Task(one, kwargs={"x": Future()})
-
-
-def test_an_output_cannot_be_fetched_before_its_task_ran():
-    with pytest.raises(ExecutionError, match="Run its job"):
-        Task(one).output().fetch()
 
 
 def test_a_group_cannot_change_once_it_was_compiled():
@@ -181,14 +153,22 @@ def test_workspace_types_may_be_given_by_their_names():
             make("lokal")
 
 
-@pytest.mark.parametrize("dumps", [pickle.dumps, cloudpickle.dumps])
-def test_a_job_that_ran_can_be_pickled(dumps, inproc_session):
+def test_a_job_is_a_table_in_a_notebook_and_may_be_changed_afterwards():
+    with Job("a <b>&job") as job:
+        Task(int, outputs="w", node='no<d>e & "co"')
+    root = ElementTree.fromstring(job._repr_html_())
+    rows = [["".join(cell.itertext()) for cell in row] for row in root.iter("tr")]
+    assert ["epoch", "1", '1: no<d>e & "co"', "1: w"] in rows
+    Task(int, node="a", group=job.epoch_group)
+
+
+def test_a_job_that_ran_can_be_pickled(inproc_session):
     job = Job("j")
     with job.init_group:
         result = Task(int, outputs="x", node=Node("a")).output()
     epoch_limiter(job, 1)
     JobRunner(job).run(inproc_session)
-    copy = pickle.loads(dumps(job))
+    copy = pickle.loads(pickle.dumps(job))
     assert [task.full_name for task in copy.init_group.tasks()] == ["a/int"]
     assert JobRunner(copy).run(inproc_session).epoch == 1
     assert result.task.session is inproc_session
