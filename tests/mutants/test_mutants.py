@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="watches files b
 QUICK = ("two_runs", "killed", "stacks", "format_1")
 
 
-@sampled("count, names, most", sample=(600, QUICK, 1), nightly=(100_000, NAMES, 99))
+@sampled("count, names, most", sample=(400, QUICK, 1), nightly=(100_000, NAMES, 99))
 def test_mutants_give_values_or_errors_of_ours(
     count: int, names: tuple[str, ...], most: int
 ) -> None:
