@@ -1,5 +1,6 @@
 """Trackers of runs get what happens, and a run that resumes goes on in the same run there."""
 
+import importlib
 from unittest.mock import MagicMock, call
 
 import pytest
@@ -39,7 +40,7 @@ def test_a_library_that_is_missing_is_named_with_its_extra(monkeypatch, name, ar
     def find_nothing(module):
         raise ImportError(f"No module named {module!r}")
 
-    monkeypatch.setattr("importlib.import_module", find_nothing)
+    monkeypatch.setattr(importlib, "import_module", find_nothing)
     with pytest.raises(DefinitionError, match=rf"{name} needs .*dask-jobrunner\[{name.lower()}\]"):
         getattr(jobrunner.callbacks, name)(*arguments)
 
@@ -145,12 +146,12 @@ def test_the_id_of_the_record_is_kept_while_a_tracker_does_not_answer():
 # ---- what libraries are told, whether they are installed or not
 
 
-def follow(monkeypatch, make):
-    """Follow two epochs of a run that resumes and fails; returns the library that was told."""
+def follow(monkeypatch, make, *, is_new=False):
+    """Follow two epochs of a run that fails; returns the library that was told."""
     library = MagicMock()
-    monkeypatch.setattr("importlib.import_module", lambda module: library)
+    monkeypatch.setattr(importlib, "import_module", lambda module: library)
     tracker = make()
-    tracker.begin("descent", "0" * 32, 4, is_new=False)
+    tracker.begin("descent", "0" * 32, 4, is_new=is_new)
     tracker.log(5, {"loss": 0.5})
     tracker.log(6, {"loss": 0.25})
     tracker.flush()
@@ -174,7 +175,10 @@ def test_what_weights_and_biases_or_trackio_is_told(monkeypatch, name, only_here
 
 
 def test_what_mlflow_is_told(monkeypatch):
-    library = follow(monkeypatch, lambda: MLflow("digits", tracking_uri="http://here"))
+    def make():
+        return MLflow("digits", tracking_uri="http://here", params={"lr": 0.1})
+
+    library = follow(monkeypatch, make)
     metrics = [named.args[:2] + named.args[3:] for named in library.Metric.mock_calls]
     assert metrics == [("loss", 0.5, 5), ("loss", 0.25, 6)]
     library.MlflowClient.assert_called_once_with("http://here")
@@ -184,6 +188,12 @@ def test_what_mlflow_is_told(monkeypatch):
         call.log_batch("0" * 32, [library.Metric(), library.Metric()]),
         call.set_terminated("0" * 32, "FAILED"),
     ]
+    client = follow(monkeypatch, make, is_new=True).MlflowClient()
+    experiment = client.get_experiment_by_name("digits").experiment_id
+    client.create_run.assert_called_once_with(experiment, run_name="descent")
+    run_id = str(client.create_run().info.run_id)
+    client.log_param.assert_called_once_with(run_id, "lr", 0.1)
+    client.set_terminated.assert_called_once_with(run_id, "FAILED")
 
 
 class LibraryError(Exception):
@@ -194,7 +204,7 @@ def test_a_database_that_mlflow_cannot_use_is_refused_without_its_password(monke
     library = MagicMock()
     library.exceptions.MlflowException = LibraryError
     library.MlflowClient.side_effect = LibraryError("unsupported: postgresql://me:secret@db/runs.")
-    monkeypatch.setattr("importlib.import_module", lambda module: library)
+    monkeypatch.setattr(importlib, "import_module", lambda module: library)
     with pytest.raises(DefinitionError, match=r"postgresql://…@db/runs\..* install all of mlflow"):
         MLflow("digits", tracking_uri="postgresql://me:secret@db/runs")
 
@@ -230,44 +240,6 @@ def test_tensorboard_shows_each_epoch_once(inproc_session, manager, tmp_path):
     # A run from the start hides what was there.
     JobRunner(build(2), callbacks=[Track(TensorBoard(logdir))]).run(inproc_session)
     assert {step for _, step in read_events(logdir)} == {1, 2}
-
-
-def test_mlflow_goes_on_in_the_same_run(inproc_session, manager, monkeypatch, tmp_path):
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-    uri = (tmp_path / "mlruns").as_uri()
-    client = pytest.importorskip("mlflow").MlflowClient(uri)
-
-    def make():
-        return Track(MLflow("digits", tracking_uri=uri, params={"lr": 0.1}))
-
-    last = run_twice(inproc_session, manager, make)
-    [run] = client.search_runs([client.get_experiment_by_name("digits").experiment_id])
-    assert run.info.run_id == last.run_id
-    assert (run.info.run_name, run.info.status) == ("descent", "FINISHED")
-    assert run.data.params == {"lr": "0.1"}
-    history = client.get_metric_history(last.run_id, "loss")
-    assert {it.step: it.value for it in history} == WHOLE
-    assert len(history) == len(WHOLE) + 1  # epoch 5 ran twice
-    # A run from the start is another one there.
-    runner = JobRunner(build(1), manager, None, callbacks=[make()])
-    runner.run(inproc_session)
-    assert runner.callbacks[0].run_id != last.run_id
-
-
-def test_trackio_goes_on_in_the_same_run(inproc_session, manager, monkeypatch, tmp_path):
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # before the import
-    trackio = pytest.importorskip("trackio")
-
-    def make():
-        options = {"config": {"lr": 0.1}, "auto_log_cpu": False, "auto_log_gpu": False}
-        return Track(WandB("digits", library="trackio", **options))
-
-    run_twice(inproc_session, manager, make)
-    [run] = trackio.Api().runs("digits")
-    storage = pytest.importorskip("trackio.sqlite_storage").SQLiteStorage
-    rows = storage.get_logs("digits", run.name)
-    assert {row["step"]: row["loss"] for row in rows} == WHOLE
 
 
 def test_prometheus_knows_how_far_a_run_is(inproc_session, manager):

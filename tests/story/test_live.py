@@ -172,26 +172,19 @@ def test_a_long_epoch_is_shown_with_its_tasks_every_minute() -> None:
 def test_each_phase_of_a_slow_start_is_told_also_when_piped() -> None:
     clock, stream = Clock(), io.StringIO()
     live = Live(Lines(stream), clock)
-
-    def wait() -> None:
+    for begin in (
+        lambda: live.state.begin("imports job.py"),
+        lambda: live.state.on_setup(Runner()),
+        lambda: live.state.on_placement({"a": "tcp://1"}),
+        lambda: live.state.on_start(ResumePlan(3, "it is the last one recorded"), 9),
+    ):
+        begin()
         clock.now += 2.0
         live.look()
-
-    live.state.begin("imports job.py")
-    wait()
-    live.state.begin("starts 2 workers")
-    wait()
-    live.state.on_setup(Runner())
-    wait()
-    live.state.on_placement({"a": "tcp://1"})
-    wait()
-    live.state.on_start(ResumePlan(3, "it is the last one recorded"), 9)
-    wait()
     assert stream.getvalue().splitlines() == [
         "starting for 2.0 s: imports job.py",
-        "starting for 4.0 s: starts 2 workers",
-        "starting for 6.0 s: places its nodes on workers, which import what tasks need",
-        "starting for 8.0 s: takes the checkpoint directory",
+        "starting for 4.0 s: places its nodes on workers, which import what tasks need",
+        "starting for 6.0 s: takes the checkpoint directory",
         "epoch 3/9  loads a checkpoint",
     ]
 
@@ -242,28 +235,27 @@ def test_a_stream_without_characters_for_bars_gets_all_others() -> None:
         def isatty(self) -> bool:
             return True
 
-    stream = Ascii(io.BytesIO(), encoding="ascii")
+    written = io.BytesIO()
+    stream = Ascii(written, encoding="ascii")
     with show_on(stream) as live:
-        live.state.on_start(ResumePlan(None, "nothing is recorded"), 4)
+        live.state.on_start(START, 4)
         live.state.on_epoch(3, 0.5, {"loss": 1.0})
     stream.flush()
-    shown = stream.buffer.getvalue()  # type: ignore[attr-defined]
-    assert b"epoch 3/4" in shown
-    assert b"????" in shown
+    assert b"epoch 3/4" in written.getvalue()
 
 
 def test_a_signal_is_confirmed_on_stderr_where_lines_go_to_a_file() -> None:
     """Ctrl-C also ends a `tee` that reads the output; then the confirmation is lost."""
     reader, writer = os.pipe()
     kept, stream = os.dup(2), io.StringIO()
+    os.dup2(writer, 2)
     try:
-        os.dup2(writer, 2)
-        with show_on(stream) as live:
-            live.state.on_stop_asked("SIGINT", "Ctrl-C again")
-        confirmed = os.read(reader, 1000)
-        os.close(reader)
-        with show_on(stream) as live:
-            live.state.on_stop_asked("SIGINT", "Ctrl-C again")
+        for is_read in (True, False):
+            with show_on(stream) as live:
+                live.state.on_stop_asked("SIGINT", "Ctrl-C again")
+            if is_read:
+                confirmed = os.read(reader, 1000)
+                os.close(reader)
     finally:
         os.dup2(kept, 2)
         os.close(kept)
