@@ -101,28 +101,21 @@ _SCRIPTS = codes("bash")
 _REQUEUED = "requeue 7\n"
 
 
-@pytest.mark.parametrize("script", _SCRIPTS, ids=["one", "several"])
-def test_the_scripts_for_slurm_are_scripts(script: str) -> None:
-    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
-
-
 class Slurm:
     """Runs batch scripts as Slurm would on one machine; its commands are scripts on the `PATH`."""
 
-    def __init__(self, directory: Path, script: str) -> None:
+    def __init__(self, directory: Path) -> None:
         self.directory, self.runs = directory, directory / "scratch" / "runs" / "train"
-        self._log = directory / "scontrol.log"
-        self._srun = directory / "srun.pid"
+        self.requeued = directory / "scontrol.log"
         self._bin = directory / "bin"
         self._bin.mkdir()
         (directory / "train.py").write_text(_JOB)
-        self._script = directory / "batch.sh"
-        self._script.write_text(script)
-        self.add("srun", f'echo $$ > {self._srun}; exec "$@"')
-        self.add("scontrol", f'echo "$@" >> {self._log}')
+        self.add("srun", f'echo $$ > {directory}/srun.pid; exec "$@"')
+        self.add("scontrol", f'echo "$@" >> {self.requeued}')
         self.add("jobrunner", f'exec {sys.executable} -m jobrunner "$@"')
         self.add("dask", f'exec {sys.executable} -m dask "$@"')
         self.add("python", f'exec {sys.executable} "$@"')
+        self.path = f"{self._bin}:{os.environ['PATH']}"
 
     def add(self, name: str, text: str) -> None:
         """Put a command on the `PATH`."""
@@ -131,11 +124,11 @@ class Slurm:
         path.chmod(0o755)
 
     @contextmanager
-    def batch(self) -> Iterator[subprocess.Popen[bytes]]:
+    def batch(self, script: str) -> Iterator[subprocess.Popen[bytes]]:
         """The script, for a block; whatever it has started ends with it, as in Slurm."""
         environment = {
             **os.environ,
-            "PATH": f"{self._bin}:{os.environ['PATH']}",
+            "PATH": self.path,
             "PYTHONPATH": os.getcwd(),
             "SCRATCH": str(self.directory / "scratch"),
             "TMPDIR": str(self.directory),
@@ -143,42 +136,21 @@ class Slurm:
             "SLURM_CPUS_PER_TASK": "1",
             "SLURM_JOB_END_TIME": "4000000000",
         }
-        with (self.directory / "slurm.out").open("ab") as log:
-            script = subprocess.Popen(
-                ["bash", self._script],
-                cwd=self.directory,
-                env=environment,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        process = subprocess.Popen(
+            ["bash", "-c", script], cwd=self.directory, env=environment, start_new_session=True
+        )
         try:
-            yield script
+            yield process
         finally:
-            kill(script)
+            kill(process)
 
     def await_epochs(self, more: int) -> None:
         """Wait until so many more epochs are recorded."""
         before = self.epochs()
-        await_true(lambda: self.epochs() >= before + more, self._said())
+        await_true(lambda: self.epochs() >= before + more, "more epochs")
 
     def epochs(self) -> int:
         return len(MultiNodeCheckpointManager(self.runs).epochs())
-
-    def signal_step(self) -> None:
-        """What `--signal=TERM@300` does: SIGTERM for what `srun` has started."""
-        os.kill(int(self._srun.read_text()), signal.SIGTERM)
-
-    def end(self, script: subprocess.Popen[bytes]) -> int:
-        code = script.wait(60)
-        assert code in (0, 75), self._said()
-        return code
-
-    def requeued(self) -> str:
-        return self._log.read_text() if self._log.exists() else ""
-
-    def _said(self) -> str:
-        return (self.directory / "slurm.out").read_text()
 
 
 def small(script: str, **numbers: int) -> str:
@@ -192,19 +164,20 @@ def small(script: str, **numbers: int) -> str:
 
 @pytest.mark.nightly
 def test_a_job_of_slurm_is_requeued_and_ends(tmp_path: Path) -> None:
-    slurm = Slurm(tmp_path, small(_SCRIPTS[0], workers=1, threads=1))
-    with slurm.batch() as script:
+    slurm = Slurm(tmp_path)
+    script = small(_SCRIPTS[0], workers=1, threads=1)
+    with slurm.batch(script) as process:
         slurm.await_epochs(3)
-        slurm.signal_step()  # the time limit comes near
-        assert slurm.end(script) == 75
-    assert slurm.requeued() == _REQUEUED
-    with slurm.batch():
+        # The time limit comes near: `--signal=TERM@300` is for what `srun` has started.
+        os.kill(int((tmp_path / "srun.pid").read_text()), signal.SIGTERM)
+        assert process.wait(60) == 75
+    assert slurm.requeued.read_text() == _REQUEUED
+    with slurm.batch(script):
         slurm.await_epochs(3)  # then the machine is lost, and Slurm requeues by itself
-    before = slurm.epochs()
-    with slurm.batch() as script:
-        assert slurm.end(script) == 0
-    assert slurm.epochs() == 61 > before
-    assert slurm.requeued() == _REQUEUED
+    with slurm.batch(script) as process:
+        assert process.wait(60) == 0
+    assert slurm.epochs() == 61
+    assert slurm.requeued.read_text() == _REQUEUED
 
 
 @pytest.mark.nightly
@@ -212,17 +185,17 @@ def test_a_job_of_slurm_on_several_machines_is_requeued_and_ends(tmp_path: Path)
     with socket.socket() as free:
         free.bind(("", 0))
         port = free.getsockname()[1]
-    script = (
-        _SCRIPTS[1].replace("8786", str(port)).replace("wait_for_workers(16", "wait_for_workers(1")
-    )
-    slurm = Slurm(tmp_path, small(script, nworkers=1, nthreads=1))
-    with slurm.batch() as script:
+    script = _SCRIPTS[1].replace("8786", str(port))
+    script = script.replace("wait_for_workers(16", "wait_for_workers(1")
+    script = small(script, nworkers=1, nthreads=1)
+    slurm = Slurm(tmp_path)
+    with slurm.batch(script) as process:
         slurm.await_epochs(3)
-        script.send_signal(signal.SIGTERM)  # B: only the script
-        assert slurm.end(script) == 75
-    assert slurm.requeued() == _REQUEUED
-    with slurm.batch() as script:
-        assert slurm.end(script) == 0
+        process.send_signal(signal.SIGTERM)  # B: only the script
+        assert process.wait(60) == 75
+    assert slurm.requeued.read_text() == _REQUEUED
+    with slurm.batch(script) as process:
+        assert process.wait(60) == 0
     assert slurm.epochs() == 61
 
 
@@ -231,14 +204,14 @@ def test_workers_that_dask_jobqueue_submits_run_a_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("dask_jobqueue")
-    slurm = Slurm(tmp_path, "")
+    slurm = Slurm(tmp_path)
     begin = 'setsid bash "$copy" > worker.log 2>&1 & echo Submitted batch job $!'
     slurm.add("sbatch", f'copy=$(mktemp -p {tmp_path}); cp "$1" "$copy"; {begin}')
     slurm.add("scancel", 'kill -KILL -- "-$1"')
     (code,) = codes("py")
     code = code.replace("/scratch/runs", str(tmp_path / "runs"))
     code = code.replace("cores=32", "cores=1").replace('"128GB"', '"1GB"')
-    monkeypatch.setenv("PATH", f"{slurm.directory / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", slurm.path)
     monkeypatch.chdir(tmp_path)
     module: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(_JOB.replace("60", "3"), "train.py", "exec"), module)
