@@ -161,29 +161,28 @@ def test_the_map_lists_packages_in_the_order_of_their_layers_and_who_imports_dis
     assert all(path.startswith(tuple(re.findall(r"`([^`]+)`", allowed[1]))) for path in importers)
 
 
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
 def _defined(file: Path) -> set[str]:
     """Names of a module's functions and classes, and of their methods as ``Class.method``."""
-    found = set()
+    names = set()
     for node in ast.parse(file.read_text()).body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.add(node.name)
+        if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
+            names.add(node.name)
         if isinstance(node, ast.ClassDef):
-            found |= {
-                f"{node.name}.{item.name}"
-                for item in node.body
-                if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef)
-            }
-    return found
+            functions = [each for each in node.body if isinstance(each, _FUNCTIONS)]
+            names |= {f"{node.name}.{function.name}" for function in functions}
+    return names
 
 
 def test_every_file_and_function_on_the_design_map_exists() -> None:
     package = ROOT / "jobrunner"
     text = (ROOT / "docs" / "design" / "README.md").read_text()
     ways = re.findall(r"`([\w/]+\.py): ([\w.]+)`", text)
-    assert len(ways) > 20
     story = ast.get_docstring(ast.parse((package / "checkpoint/__init__.py").read_text())) or ""
     steps = re.findall(r"`([\w/]+\.py):\s+([\w.]+)`", story)
-    assert len(steps) > 20
+    assert min(len(ways), len(steps)) > 20
     for path, name in steps:
         is_near = (package / "checkpoint" / path).exists()
         ways.append((f"checkpoint/{path}" if is_near else path, name))

@@ -152,17 +152,16 @@ def test_the_commands_of_a_page_run_on_its_files(page: Path, tmp_path: Path) -> 
         "PYTHONPATH": str(ROOT),
     }
     said = ""
-    first = Block(
-        page, 0, "console", "$ jobrunner run train.py --checkpoint runs/train --epochs 2", ""
-    )
-    for block in [first, *blocks(page)]:
+    begin = "$ jobrunner run train.py --checkpoint runs/train --epochs 2"
+    for block in [Block(page, 0, "console", begin, ""), *blocks(page)]:
         if block.file:
             (tmp_path / block.file).write_text(block.code)
-        runs_here = block.comment.endswith(
-            f"::{test_the_commands_of_a_page_run_on_its_files.__name__}"
-        )
-        python = [f"python - <<'END'\n{block.code}END"] if runs_here else []
-        for command in block.commands if block.language == "console" else python:
+        commands = []
+        if block.language == "console":
+            commands = block.commands
+        elif block.comment.endswith("::test_the_commands_of_a_page_run_on_its_files"):
+            commands = [f"python - <<'END'\n{block.code}END"]
+        for command in commands:
             if "venv .venv" in command:
                 continue  # .ci/run does it
             done = subprocess.run(

@@ -130,25 +130,27 @@ def test_a_full_disk_is_an_error_of_the_log_and_tears_no_line(path):
 def test_what_replaces_the_file_and_rows_before_a_record_are_on_disk(
     inproc_session, path, manager, monkeypatch
 ):
-    on_disk, replaced = {}, []
+    on_disk, checks = {}, []
     fsync, replace = os.fsync, os.replace
 
     def look(fd):
         fsync(fd)
         on_disk[os.fstat(fd).st_ino] = os.fstat(fd).st_size
 
+    def is_on_disk(file):
+        return on_disk.get(os.stat(file).st_ino) == os.stat(file).st_size
+
     def put(source, target):
         if str(target) == str(path):
-            replaced.append(on_disk.get(os.stat(source).st_ino) == os.stat(source).st_size)
+            checks.append(is_on_disk(source))
         replace(source, target)
 
     class Saved:
         def on_save(self, report):
-            now = os.stat(path)
-            replaced.append(report.epoch == 0 or on_disk.get(now.st_ino) == now.st_size)
+            checks.append(report.epoch == 0 or is_on_disk(path))
 
     monkeypatch.setattr(os, "fsync", look)
     monkeypatch.setattr(os, "replace", put)
     JobRunner(build(3), manager, callbacks=[EpochLog(path), Saved()]).run(inproc_session)
-    assert len(replaced) > 3
-    assert all(replaced)
+    assert len(checks) > 3
+    assert all(checks)

@@ -12,15 +12,10 @@ from typing import Any
 
 import pytest
 
-from jobrunner import (
-    JobRunner,
-    MultiNodeCheckpointManager,
-    RunStoppedError,
-    Session,
-)
+from jobrunner import JobRunner, MultiNodeCheckpointManager, RunStoppedError, Session
 from jobrunner.cluster import UnderWay
 from jobrunner.run.result import ResumePlan
-from jobrunner.story import RunState, show_run
+from jobrunner.story import show_run
 from jobrunner.story.places import KEPT_LINES
 from tests.jobs import counter
 from tests.story.test_live import Runner, save
@@ -29,9 +24,7 @@ from tests.story.test_live import Runner, save
 class Handle:
     """What `display` returns; `shown` is what the page contains."""
 
-    shown = ""
-
-    text = ""
+    shown = text = ""
 
     def update(self, forms: dict[str, str], *, raw: bool) -> None:
         self.shown, self.text = forms["text/html"], forms["text/plain"]
@@ -53,7 +46,6 @@ def test_a_page_shows_the_state_and_the_last_lines_as_text(
     page: Handle, inproc_session: Session
 ) -> None:
     with show_run(True, inproc_session) as [state]:
-        assert isinstance(state, RunState)
         state.on_setup(Runner(UnderWay("epoch", 4, 2.0, ("a/<b>",)), "<job>"))
         state.on_start(ResumePlan(None, "nothing is recorded"), 8)
         state.on_epoch(3, 2.5, {"<loss>": 0.5})
@@ -74,7 +66,6 @@ def test_why_a_run_stopped_is_said_below_the_view_only(
 ) -> None:
     for error, shown in ((RunStoppedError("it was asked to"), 0), (OSError("disk full"), 1)):
         with show_run(True, inproc_session) as [state]:
-            assert isinstance(state, RunState)
             state.on_error(error)
         assert page.shown.count(str(error)) == shown  # IPython shows the error itself
 

@@ -23,7 +23,7 @@ from jobrunner import (
     TaskFailedError,
     epoch_limiter,
 )
-from jobrunner.story import EpochStory, Story, to_page, write_report
+from jobrunner.story import Story, to_page, write_report
 from tests.story.stories import make_story
 
 ODD = '"></title><script>alert(1)</script><img src="http://x/y" onload=f()>\x1b[31m\u202e&amp;'
@@ -101,25 +101,23 @@ def test_many_of_everything_stay_bounded_and_the_page_says_so() -> None:
     assert "The first 24 of 100 metrics" in text
 
 
-def page_of_run(**changes: Any) -> str:
-    """The page of a run that finished after ten epochs, changed in some ways."""
+def page_of_run(*epochs: dict[str, Any], **changes: Any) -> str:
+    """The page of a run that finished after ten epochs; it and each of them are changed."""
     story = make_story(10, num_runs=1, nodes=["a"])
-    return to_page(replace(story, runs=(replace(story.runs[0], **changes),)))
-
-
-def epochs_with(*changes: dict[str, Any]) -> list[EpochStory]:
-    """The epochs of that run, each changed in its way."""
-    [run] = make_story(10, num_runs=1, nodes=["a"]).runs
-    return [replace(epoch, **change) for epoch, change in zip(run.epochs, changes, strict=True)]
+    [run] = story.runs
+    if epochs:
+        pairs = zip(run.epochs, epochs, strict=True)
+        changes["epochs"] = [replace(epoch, **change) for epoch, change in pairs]
+    return to_page(replace(story, runs=(replace(run, **changes),)))
 
 
 def test_values_that_no_chart_can_draw_do_no_harm() -> None:
     values = [math.nan, math.inf, 1e308, -1e308, 5e-324, 10**400, True, None, "x", 1.0]
     metrics = [{"a/b": value, "b": value, "never": math.nan} for value in values]
-    page = page_of_run(epochs=epochs_with(*({"metrics": each} for each in metrics)))
+    page = page_of_run(*({"metrics": each} for each in metrics))
     assert "nan" not in "".join(it.get("d", "") for it in parse(page).iter())
     texts = {"a/mood": "well", "mood": "well", "gone": math.nan}
-    page = page_of_run(epochs=epochs_with(*[{"metrics": texts}] * 10))
+    page = page_of_run(*[{"metrics": texts}] * 10)
     assert "mood='well', gone=nan" in text_of(page)
     assert "<figure>" not in page
 
@@ -132,9 +130,8 @@ def test_a_report_is_of_a_directory_its_manager_or_its_story(tmp_path: Path) -> 
 
 
 def test_the_checkpoints_that_can_be_loaded_and_lost_runs_are_told() -> None:
-    kept = [{"is_kept": epoch in (3, 8)} for epoch in range(1, 11)]
-    root = parse(page_of_run(epochs=epochs_with(*kept)))
-    rows = root.findall(".//div[@aria-label='Checkpoints']//tbody/tr")
+    page = page_of_run(*({"is_kept": epoch in (3, 8)} for epoch in range(1, 11)), state="lost")
+    rows = parse(page).findall(".//div[@aria-label='Checkpoints']//tbody/tr")
     assert ["".join(row[0].itertext()) for row in rows] == ["8", "3"]
+    assert "lost runs" in text_of(page)
     assert "lost runs" not in text_of(page_of_run())
-    assert "lost runs" in text_of(page_of_run(state="lost"))
