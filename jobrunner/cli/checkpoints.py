@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobrunner.cli.command import DIFFERENT, EXIT_CODES, CommandOutput, exit_code_of, main
+from jobrunner.cli.command import DIFFERENT, CommandOutput, exit_code_of, main
 from jobrunner.cli.options import (
     PATH,
     NamedEpoch,
@@ -28,6 +28,8 @@ from jobrunner.errors import (
     CheckpointCorruptError,
     CheckpointError,
     CheckpointNotFoundError,
+    CheckpointWriteError,
+    CommitConflictError,
     DefinitionError,
 )
 from jobrunner.positions import Position, PublicPosition, describe_position, format_ranges
@@ -331,7 +333,7 @@ def copy_command(
     """Copy an epoch to the checkpoint directory TARGET.
 
     EPOCH is a number, 'latest' or 'all'. Verifies every byte. A job can resume from the copy as from
-    the original. With 'all', damaged epochs are named and left out, and the exit code is 7.
+    the original. With 'all', epochs that are damaged are named and left out; the exit code is 7.
 
     For example:
         jobrunner copy runs/kmeans latest runs/backup
@@ -359,7 +361,7 @@ def copy_epochs(
     """Copy epochs to another directory.
 
     `is_all`: what is there already from an earlier copy is not copied again, epochs that a run
-    deletes meanwhile are skipped, and those that are damaged are named and passed over.
+    deletes meanwhile are skipped, and those that cannot be read are named and passed over.
     """
     from jobrunner.checkpoint import absolute_path, copy_epoch, find_copied
 
@@ -368,7 +370,7 @@ def copy_epochs(
         present = find_copied(directory, epochs, target)
     missing = [epoch for epoch in epochs if epoch not in present]
     copied: list[PublicPosition] = []
-    damaged: dict[str, str] = {}
+    failures: dict[Position, CheckpointError] = {}
 
     def describe_progress() -> str:
         return f"copied {len(copied)} of {counted(len(missing), 'epoch')}"
@@ -380,21 +382,22 @@ def copy_epochs(
             except CheckpointNotFoundError:
                 if not is_all or epoch in directory.snapshot().recorded:
                     raise
-            except CheckpointCorruptError as error:
+            except (CheckpointWriteError, CommitConflictError):  # the target cannot be used
+                raise
+            except CheckpointError as error:
                 if not is_all:
                     raise
-                damaged[str(epoch)] = str(error)
+                failures[epoch] = error
             else:
                 copied.append(epoch.public)
-    if not copied and not present and not damaged:  # a backup of nothing is no success
+    if not copied and not present and not failures:  # a backup of nothing is no success
         raise nothing_recorded(directory)
     path = absolute_path(target)
-    lines = [f"Epoch {epoch} is not copied: {reason}" for epoch, reason in damaged.items()]
+    left_out = {str(epoch): str(error) for epoch, error in failures.items()}
+    lines = [f"Epoch {epoch} is not copied: {reason}" for epoch, reason in left_out.items()]
     lines.append(f"Copied to {path}: {format_ranges(copied)}")
     if present:
         lines.append(f"There already: {format_ranges(sorted(present))}")
-    exit_code = 0
-    if damaged:
-        exit_code = EXIT_CODES[CheckpointCorruptError]
-    data = {"path": directory.path, "target": path, "epochs": copied, "damaged": damaged}
+    data = {"path": directory.path, "target": path, "epochs": copied, "left_out": left_out}
+    exit_code = exit_code_of(next(iter(failures.values()), None))
     return CommandOutput(data, lines, exit_code)

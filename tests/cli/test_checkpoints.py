@@ -60,6 +60,12 @@ def test_damage_is_found_before_anything_is_restored_or_copied(runs: Path, tmp_p
     assert result.exit_code == 7
     assert f"Epoch 2 is not copied: {chunk} is not what was written" in result.stdout
     assert recorded(target) == [0, 1, 3]
+    document = runs / "a.0" / "zarr.json"
+    document.unlink()
+    document.mkdir()  # which cannot be read as a file
+    other = tmp_path / "other"
+    told = ask("copy", runs, "all", other)
+    assert (told["epochs"], list(told["left_out"]), recorded(other)) == ([1, 3], ["0", "2"], [1, 3])
     again = begin(runs)
     again.run.rewind(Position(1), "test")
     again.run.end()
