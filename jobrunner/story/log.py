@@ -213,6 +213,7 @@ class _Reader:
         key = (record.at, record.retry)
         if entry.claim is None and key in self._saved:  # it was set aside, and is restored
             self._saved[key].is_set_aside = False
+            self._saved[key].recorded = time
         else:
             stores = record.all_stores.values()
             self._saved[key] = EpochStory(

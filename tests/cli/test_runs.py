@@ -33,6 +33,7 @@ from jobrunner.checkpoint import Status
 from jobrunner.checkpoint.log.handler import decode_entry, encode_entry
 from jobrunner.positions import Position
 from jobrunner.story import LiveRuns, RunSummary, find_runs, read_story, summarize_run
+from jobrunner.story.log import unix_time
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
 from tests.cli.directories import ask, invoke
@@ -177,6 +178,8 @@ def test_all_commands_agree_on_whether_a_job_has_finished(tmp_path: Path) -> Non
     for run in read_story(path).runs:
         kept.append([epoch.epoch for epoch in run.epochs if epoch.is_kept])
     assert kept == [[0, 1, 3], [2], []]
+    restored = read_story(path).runs[0].epochs[3]
+    assert restored.recorded == unix_time(ask("ls", path)["epochs"][3]["time"])
     page = tmp_path / "page.html"
     assert invoke("report", path, "-o", page).exit_code == 0
     assert "to resume it from epoch 3" in page.read_text()
