@@ -8,55 +8,21 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from jobrunner import DefinitionError, Job, Node, Task, TaskGroup, current_task
 from jobrunner.compile.job import compile_group
-from jobrunner.compile.plan import (
-    BlobArgument,
-    Capture,
-    Condition,
-    Crossing,
-    CrossingArgument,
-    GroupPlan,
-    Output,
-    PlannedTask,
-    Report,
-    ResultArgument,
-    Slice,
-    UpdateArgument,
-)
 from jobrunner.define.metrics import merge_reports
-from jobrunner.define.node import Node, WorkspaceType
-from jobrunner.define.task import Task, TaskGroup
-from jobrunner.errors import DefinitionError
 from jobrunner.worker.executor import GroupRun
 from jobrunner.worker.program import Program
-from jobrunner.worker.task_context import CurrentTask, current_task
+from jobrunner.worker.task_context import CurrentTask
 from jobrunner.worker.threads import ThreadPool
 from jobrunner.workspace import Workspace, adopt
 
-
-def task(index, fn, reads=(), outputs=(), *, after=(), updates=(), private=(), **more):
-    arguments = [BlobArgument(r) if isinstance(r, str) else r for r in reads]
-    return PlannedTask(
-        index=index,
-        name=more.pop("name", f"t{index}"),
-        fn=fn,
-        arguments=(*arguments, *(UpdateArgument(u) for u in updates)),
-        kwargs=more.pop("kwargs", {}),
-        outputs=tuple(Output(o, is_global=o not in private) for o in outputs),
-        captures=more.pop("captures", ()),
-        waits_for=tuple(after),
-        crossings=tuple(more.pop("crossings", ())),
-        hands_over=tuple(more.pop("hands_over", ())),
-        **more,
-    )
+A, B = Node("a"), Node("b")
 
 
-def group(slices, crossings=(), conditions=(), reports=None):
-    parts = {
-        node: Slice(node, tuple(tasks), tuple((reports or {}).get(node, ())))
-        for node, tasks in slices.items()
-    }
-    return GroupPlan("epoch", parts, tuple(crossings), tuple(conditions))
+def group():
+    """All outputs of its tasks are global blobs."""
+    return TaskGroup(workspace_type="global")
 
 
 class ManualTimer:
@@ -66,35 +32,39 @@ class ManualTimer:
         self.waiting = []
 
     def __call__(self, delay, callback):
-        handle = Handle(delay, callback, self.waiting)
+        handle = Handle(self.waiting, callback)
         self.waiting.append(handle)
         return handle
 
-    def fire(self, longest=1.0):
-        """Let everything happen that waits for at most so many seconds."""
-        due = [handle for handle in self.waiting if handle.delay <= longest]
-        for handle in due:
-            self.waiting.remove(handle)
+    def fire(self):
+        """Let everything happen that waits."""
+        due = self.waiting.copy()
+        self.waiting.clear()
         for handle in due:
             handle.callback()
 
 
 class Handle:
-    def __init__(self, delay, callback, waiting):
-        self.delay, self.callback, self._waiting = delay, callback, waiting
+    def __init__(self, waiting, callback):
+        self.waiting, self.callback = waiting, callback
 
     def cancel(self):
-        if self in self._waiting:
-            self._waiting.remove(self)
+        if self in self.waiting:
+            self.waiting.remove(self)
 
 
 class Bench:
-    """Runs a group plan like a worker with `nodes`, and has the outcome."""
+    """Runs a group, or the epoch of a job, like a worker with some of the nodes."""
 
-    def __init__(self, plan, *, nodes=None, blobs=None, nthreads=4, submit=None):
+    def __init__(self, tasks, *, nodes=None, blobs=None, nthreads=4, submit=None):
+        blobs = blobs or {}
+        if isinstance(tasks, Job):
+            plan = tasks.compile().groups["epoch"]
+        else:
+            plan = compile_group(tasks, {node: frozenset(blobs[node]) for node in blobs})
         held = nodes or list(plan.slices)
         self.workspaces = {node: Workspace(node) for node in held}
-        for node, values in (blobs or {}).items():
+        for node, values in blobs.items():
             for name, value in values.items():
                 self.workspaces[node].put(name, adopt(value))
         self.program = Program(
@@ -115,7 +85,7 @@ class Bench:
         self.submitted = []
         self._submit = submit or self.threads.submit
 
-    def start(self, epoch=1):
+    def start(self):
         self.outcomes, self.sent = [], {}
         self.finished, self.drained = threading.Event(), threading.Event()
 
@@ -129,7 +99,7 @@ class Bench:
 
         self.run_ = GroupRun(
             program=self.program,
-            current_task=partial(CurrentTask, "job", "epoch", 0, epoch, 0, 0),
+            current_task=partial(CurrentTask, "job", "epoch", 0, 1, 0, 0),
             nthreads=self.nthreads,
             submit=submit,
             timer=self.timer,
@@ -142,14 +112,14 @@ class Bench:
 
     def end(self):
         assert self.finished.wait(10)
-        assert len(self.outcomes) == 1
-        if self.outcomes[0].status != "done":
+        [outcome] = self.outcomes
+        if outcome.status != "done":
             assert self.drained.wait(10)
         self.run_.stop_timers()
-        return self.outcomes[0]
+        return outcome
 
-    def run(self, **kwargs):
-        self.start(**kwargs)
+    def run(self):
+        self.start()
         return self.end()
 
     def close(self):
@@ -178,7 +148,7 @@ class Gate:
     def __init__(self, value=None):
         self.begun, self.opened, self.value = threading.Event(), threading.Event(), value
 
-    def __call__(self, *args):
+    def __call__(self):
         self.begun.set()
         assert self.opened.wait(10)
         return self.value
@@ -194,17 +164,21 @@ def test_a_chain_runs_in_order_on_one_thread(bench):
         threads.append(threading.get_ident())
         return n + 1
 
-    tasks = [task(i, step, ["n"], ["n"], after=[i - 1] if i else []) for i in range(20)]
-    one = bench(group({"a": tasks}), blobs={"a": {"n": 0}})
+    with group() as tasks, A:
+        for i in range(20):
+            Task(step, "n", "n", name=f"step{i}")
+    one = bench(tasks, blobs={"a": {"n": 0}})
     assert one.run().status == "done"
     assert one.workspaces["a"].globals == {"n": 20}
-    assert len(set(threads)) == 1
-    assert len(one.submitted) == 1
+    assert len(set(threads)) == len(one.submitted) == 1
 
 
 def test_no_more_threads_start_than_the_worker_has(bench):
     gates = [Gate(), Gate(), Gate()]
-    one = bench(group({"a": [task(i, gate) for i, gate in enumerate(gates)]}), nthreads=2)
+    with group() as tasks, A:
+        for i, gate in enumerate(gates):
+            Task(gate, name=f"t{i}")
+    one = bench(tasks, nthreads=2)
     one.start()
     assert gates[0].begun.wait(10)
     one.timer.fire()  # the first tick only looks
@@ -219,217 +193,125 @@ def test_no_more_threads_start_than_the_worker_has(bench):
     assert one.end().status == "done"
 
 
-def test_a_task_known_to_be_long_starts_another_thread_at_once(bench):
-    gate = Gate()
-    one = bench(group({"a": [task(0, gate), task(1, lambda: None)]}))
-    one.program.tasks[0].is_long = True
-    one.start()
-    assert gate.begun.wait(10)
-    assert len(one.submitted) == 2  # without any tick
-    gate.opened.set()
-    one.end()
-
-
 def test_a_blob_read_and_updated_in_turns_is_never_copied(bench):
     held = np.zeros(3)
     address = held.__array_interface__["data"][0]
-
-    def read(x):
-        return None
-
-    def add(x):
-        x += 1
-
-    tasks = [
-        task(0, read, ["x"]),
-        task(1, add, updates=["x"], after=[0]),
-        task(2, read, ["x"], after=[1], num_instances=3),
-        task(3, add, updates=["x"], after=[2]),
-    ]
-    run = bench(group({"a": tasks}), blobs={"a": {"x": held}}, nthreads=1)
+    with group() as tasks, A:
+        for i in range(2):
+            Task(lambda x: None, "x", name=f"read{i}", num_instances=1 + 2 * i)
+            Task(lambda x: x.__iadd__(1), updates="x", name=f"add{i}")
+    one = bench(tasks, blobs={"a": {"x": held}}, nthreads=1)
     del held
-    run.run()
-    x = run.workspaces["a"].globals["x"]
+    one.run()
+    x = one.workspaces["a"].globals["x"]
     assert x.tolist() == [2, 2, 2]
     assert x.__array_interface__["data"][0] == address
+
+
+def test_no_task_starts_before_blobs_for_other_nodes_are_frozen():
+    with group() as tasks:
+        Task(lambda x: x + 1, A["x"], "y", node=B)
+        Task(lambda: 0, outputs="x", node=A)
+    waiting = []
+    one = Bench(tasks, blobs={"a": {"x": 1}}, submit=waiting.append)
+    one.start()
+    for _ in range(3):
+        one.timer.fire()
+    [open_run] = waiting  # no thread helps with tasks before that
+    open_run()
+    assert one.end().status == "done"
+    assert one.workspaces["b"].globals["y"] == 2
 
 
 # ---- values
 
 
-def test_private_blobs_last_for_one_run(bench):
-    def make():
-        return dict(current_task().workspace), [1]
-
-    plan = group(
-        {
-            "a": [
-                task(0, make, outputs=["seen", "p"], private=["p"]),
-                task(1, len, ["p"], ["n"], after=[0], private=["p"]),
-            ]
-        }
-    )
-    one = bench(plan)
-    one.run()
-    one.run()
-    assert one.workspaces["a"].private == {}
-    assert one.workspaces["a"].lookup("seen") == {"seen": {}, "n": 1}
-
-
 def test_an_output_that_cannot_be_copied_fails_the_task_only_if_another_reads_it(bench):
     lock = threading.Lock()
-    kept = Capture(0, retain=True)
-    one = bench(group({"a": [task(0, lambda: lock, outputs=["l"], captures=[kept])]}))
+
+    def make():
+        return lock
+
+    with group() as tasks, A:
+        Task(make, outputs="l").output()
+    one = bench(tasks)
     assert one.run().status == "done"
     with pytest.raises(TypeError, match="lock"):
-        one.workspaces["a"].result(["epoch"], "t0", 0)
+        one.workspaces["a"].result(["epoch"], "make", 0)
 
-    plan = group(
-        {
-            "a": [
-                task(0, lambda: lock, outputs=["l"], captures=[kept]),
-                task(1, id, [ResultArgument(0, 0)], after=[0]),
-            ]
-        }
-    )
-    outcome = bench(plan).run()
-    assert (outcome.failure.task, "pickled" in outcome.failure.summary) == ("t0", True)
+    with group() as tasks:
+        Task(id, Task(make, outputs="l", node=A).output(), node=B)
+    one = bench(tasks, nodes=["a"], blobs={"a": {"l": "old"}})
+    failure = one.run().failure
+    assert (failure.task, failure.traceback) == ("make", "")  # of frames of ours alone
+    assert "cannot be pickled" in failure.summary
+    assert one.workspaces["a"].globals["l"] == "old"
 
 
 @pytest.mark.parametrize("returned", [(1, 2, 3), "ab"], ids=repr)
 def test_several_outputs_need_a_sequence_of_that_length(bench, returned):
-    one = bench(group({"a": [task(0, lambda: returned, outputs=["x", "y"])]}))
-    outcome = one.run()
-    error = outcome.failure.exception()
-    assert isinstance(error, DefinitionError)
-    assert "a/t0 has 2 outputs (x, y)" in str(error)
+    with group() as tasks, A:
+        Task(lambda: returned, outputs=["x", "y"], name="make")
+    one = bench(tasks)
+    with pytest.raises(DefinitionError, match=r"a/make has 2 outputs \(x, y\)"):
+        raise one.run().failure.exception()
     assert one.workspaces["a"].globals == {}
 
 
-# ---- crossings
-
-
-def crossing(id, source, targets, *, task=None, blob=None, part=None):
-    return Crossing(id, source, task, blob, part, tuple(targets))
-
-
-def test_a_value_that_cannot_be_sent_leaves_its_blob_unchanged(bench):
-    plan = group(
-        {
-            "a": [task(0, threading.Lock, outputs=["x"], hands_over=(0,))],
-            "b": [task(1, lambda x: None, [CrossingArgument(0)], crossings=(0,))],
-        },
-        [Crossing(0, "a", 0, "x", None, ("b",))],
-    )
-    one = bench(plan, blobs={"a": {"x": "old"}})
-    failure = one.run().failure
-    assert "cannot be pickled" in failure.summary
-    assert failure.traceback == ""  # of frames of ours alone
-    assert one.workspaces["a"].globals["x"] == "old"
-
-
-def test_a_value_for_other_workers_is_sent_once_and_frozen(bench):
-    plan = group(
-        {
-            "a": [task(0, lambda: np.zeros(2), outputs=["x"], hands_over=[0, 1])],
-            "b": [task(1, list, [CrossingArgument(0)], ["y"], crossings=[0, 1])],
-        },
-        [crossing(0, "a", ["b"], task=0, part=0), crossing(1, "a", ["b"], task=0)],
-    )
-    one = bench(plan, nodes=["a"])
-    one.run()
-    assert list(one.sent) == [0, 1]
-    assert not one.sent[0].flags.writeable
-    assert one.sent[1] is None  # a bare signal
-
-
-def far_plan():
-    return group(
-        {
-            "a": [task(0, lambda: 1, outputs=["x"], hands_over=[0])],
-            "b": [task(1, lambda v: v, [CrossingArgument(0)], ["y"], crossings=[0])],
-        },
-        [crossing(0, "a", ["b"], task=0, blob="x")],
-    )
-
-
-@pytest.mark.parametrize("comes", [True, False])
-def test_no_thread_waits_for_a_value_from_another_worker(bench, comes):
-    one = bench(far_plan(), nodes=["b"])
+def test_no_thread_waits_for_values_of_another_worker_and_each_counts_once(bench):
+    with group() as tasks:
+        values = [Task(int, (), name, name=name, node=B).output() for name in "xy"]
+        Task(lambda *values: values, values, "z", node=A)
+    one = bench(tasks, nodes=["a"])
     run = one.start()
     idle = threading.Event()
     one.threads.submit(idle.set)
     assert idle.wait(10)
-    assert (run._remaining, run.running_tasks()) == (1, [])
-    if comes:
-        run.deliver({0: 5})
-        assert one.end().status == "done"
-        assert one.workspaces["b"].globals == {"y": 5}
-    else:
-        run.abort("told to")
-        assert one.end().status == "aborted"
-
-
-def test_a_value_that_arrives_twice_counts_once(bench):
-    arguments = [CrossingArgument(0), CrossingArgument(1)]
-    plan = group(
-        {"b": [task(0, lambda *v: v, arguments, ["y"], crossings=[0, 1])]},
-        [crossing(i, "a", ["b"], blob=f"x{i}") for i in (0, 1)],
-    )
-    one = bench(plan)
-    run = one.start()
+    assert run.running_tasks() == []
     run.deliver({0: 1})
     run.deliver({0: 2, 7: "of nobody"})
     assert not one.finished.is_set()
     run.deliver({1: 3})
     one.end()
-    assert one.workspaces["b"].globals == {"y": (1, 3)}
+    assert one.workspaces["a"].globals == {"z": (1, 3)}
 
 
 # ---- failures
 
 
 @pytest.mark.parametrize("error", [ValueError("bad"), SystemExit(3), KeyboardInterrupt()], ids=repr)
-def test_after_a_failed_task_nothing_more_starts(bench, error):
-    def fail():
-        raise error
-
-    ran = []
-    plan = group({"a": [task(0, fail), task(1, lambda: ran.append(1), after=[0])]})
-    outcome = bench(plan).run()
-    failure = outcome.failure
-    assert (outcome.status, failure.node, failure.task) == ("failed", "a", "t0")
-    assert repr(failure.exception()) == repr(error)
-    assert failure.summary == f"{type(error).__name__}: {error}".removesuffix(": ")
-    assert "raise error" in failure.traceback
-    assert "jobrunner/worker/executor.py" not in failure.traceback
-    assert ran == []
-
-
-def test_a_failure_is_reported_while_other_functions_still_run(bench):
+def test_a_failure_is_reported_while_other_functions_run_and_nothing_more_starts(bench, error):
     gate, ran = Gate(value=7), []
 
     def fail():
-        raise ValueError
+        raise error
 
-    plan = group(
-        {"a": [task(0, gate, outputs=["x"]), task(1, fail), task(2, ran.append, after=[0])]}
-    )
-    one = bench(plan)
-    one.program.tasks[0].is_long = True
+    with group() as tasks, A:
+        slow = Task(gate, outputs="x", name="slow")
+        Task(fail)
+        Task(lambda: ran.append(1), after=slow)
+    one = bench(tasks)
+    one.program.tasks[0].is_long = True  # so another thread begins at once
     one.start()
     assert one.finished.wait(10)
     assert not one.drained.is_set()
     gate.opened.set()
-    one.end()
+    failure = one.end().failure
+    assert (failure.node, failure.task) == ("a", "fail")
+    assert repr(failure.exception()) == repr(error)
+    assert failure.summary == f"{type(error).__name__}: {error}".removesuffix(": ")
+    assert "raise error" in failure.traceback
+    assert "jobrunner/worker/executor.py" not in failure.traceback
     assert one.workspaces["a"].globals == {}  # what came after the end is dropped
     assert ran == []
 
 
 def test_after_an_abort_nothing_starts_and_results_are_dropped(bench):
     gate, ran = Gate(value=7), []
-    plan = group({"a": [task(0, gate, outputs=["x"]), task(1, ran.append, ["x"], after=[0])]})
-    one = bench(plan)
+    with group() as tasks, A:
+        Task(gate, outputs="x", name="slow")
+        Task(lambda x: ran.append(x), "x")
+    one = bench(tasks)
     run = one.start()
     assert gate.begun.wait(10)
     run.abort("told to")
@@ -446,7 +328,7 @@ def test_after_an_abort_nothing_starts_and_results_are_dropped(bench):
     assert len(one.outcomes) == 1
 
 
-# ---- reports, metrics, stop conditions
+# ---- reports and stop conditions
 
 
 def test_a_report_runs_at_its_interval_and_once_after_the_nodes_last_task(bench):
@@ -457,10 +339,10 @@ def test_a_report_runs_at_its_interval_and_once_after_the_nodes_last_task(bench)
         seen.append(current_task().workspace.get("x"))
         fired.set()
 
-    plan = group(
-        {"a": [task(0, gate, outputs=["x"])]}, reports={"a": [Report("report#1", look, 0.5)]}
-    )
-    one = bench(plan)
+    with group() as tasks, A:
+        Task(gate, outputs="x", name="slow")
+        tasks.report_step(look)
+    one = bench(tasks)
     one.start()
     assert gate.begun.wait(10)
     for _ in range(3):
@@ -475,8 +357,10 @@ def test_a_report_runs_at_its_interval_and_once_after_the_nodes_last_task(bench)
 
 def test_a_report_that_is_still_running_is_not_started_again(bench):
     gate, report = Gate(), Gate()
-    plan = group({"a": [task(0, gate)]}, reports={"a": [Report("r", report, 0.5)]})
-    one = bench(plan)
+    with group() as tasks, A:
+        Task(gate, name="slow")
+        tasks.report_step(report)
+    one = bench(tasks)
     one.start()
     assert gate.begun.wait(10)
     one.timer.fire()
@@ -489,59 +373,34 @@ def test_a_report_that_is_still_running_is_not_started_again(bench):
     assert one.end().status == "done"
 
 
-def test_a_report_that_raises_fails_the_run_and_is_named(bench):
-    def fail():
-        raise ValueError("bad report")
-
-    plan = group({"a": []}, reports={"a": [Report("report#1", fail, 0.5)]})
-    assert bench(plan).run().failure.task == "report#1"
-
-
 def test_the_metric_of_the_task_defined_last_counts(bench):
-    def report(value):
-        return lambda: current_task().report(loss=value, **{f"only{value}": value})
-
-    plan = group(
-        {"a": [task(0, report(1)), task(2, report(3))], "b": [task(1, report(2))]},
-        reports={"b": [Report("r", lambda: current_task().report(late=True), 0.5)]},
-    )
-    outcome = bench(plan).run()
-    assert merge_reports(outcome.metrics) == {
-        "loss": 3,
-        "a/loss": 3,
-        "b/loss": 2,
-        "only1": 1,
-        "only2": 2,
-        "only3": 3,
-        "late": True,
-    }
+    with group() as tasks:
+        for value, node in ((1, A), (2, B), (3, A)):
+            report = partial(lambda value: current_task().report(loss=value), value)
+            Task(report, node=node, name=f"t{value}")
+    metrics = bench(tasks).run().metrics
+    assert merge_reports(metrics) == {"loss": 3, "a/loss": 3, "b/loss": 2}
 
 
-def conditions_of(value, capture=True):
-    condition = (
-        Condition("a/t0", "a", None, 0, 0) if capture else Condition("a/x", "a", "x", None, None)
-    )
-    captures = [Capture(0, retain=False)] if capture else []
-    tasks = [task(0, lambda: value, outputs=["x"], captures=captures)]
-    return group({"a": tasks}, conditions=[condition])
+def outcome_of_condition(bench, value):
+    with Job("job") as job, A:
+        job.add_stop_condition(Task(lambda: value, outputs="x", name="judge").output())
+    return bench(job).run()
 
 
-@pytest.mark.parametrize("capture", [True, False], ids=["output", "blob"])
 @pytest.mark.parametrize(
-    ("value", "stops"),
-    [(True, True), (np.array([[0]]), False), ([], False)],
+    ("value", "stopped"),
+    [(True, ["a/judge"]), (np.array([[0]]), []), ([], [])],
     ids=repr,
 )
-def test_stop_conditions_are_read_at_the_end(bench, value, stops, capture):
-    outcome = bench(conditions_of(value, capture)).run()
-    assert outcome.stopped == ((["a/t0"] if capture else ["a/x"]) if stops else [])
+def test_stop_conditions_are_read_at_the_end(bench, value, stopped):
+    assert outcome_of_condition(bench, value).stopped == stopped
 
 
 @pytest.mark.parametrize("value", [np.zeros(2), np.zeros(0)], ids=repr)
 def test_a_stop_condition_of_several_elements_is_an_error_that_names_it(bench, value):
-    failure = bench(conditions_of(value)).run().failure
-    assert isinstance(failure.exception(), DefinitionError)
-    assert "'a/t0' is an array of shape" in failure.summary
+    with pytest.raises(DefinitionError, match="'a/judge' is an array of shape"):
+        raise outcome_of_condition(bench, value).failure.exception()
 
 
 # ---- with as many threads as can be
@@ -551,59 +410,38 @@ def combine(salt, *values):
     return (salt + sum(int(np.sum(v)) * (i + 3) for i, v in enumerate(values))) % 1_000_003
 
 
+def fill(salt, *values):
+    return np.full(2, combine(salt, *values))
+
+
 def grow(salt, *values):
     *inputs, target = values
     target += combine(salt, *inputs)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(30))
 def test_with_more_threads_at_every_step_results_equal_those_of_one_thread(bench, seed):
     rng = np.random.default_rng(seed)
-    nodes = [f"n{i}" for i in range(3)]
-    expected = {node: {blob: np.zeros(2, dtype=np.int64) for blob in "xy"} for node in nodes}
-    initial = {node: {k: v.copy() for k, v in blobs.items()} for node, blobs in expected.items()}
-    with TaskGroup(workspace_type=WorkspaceType.GLOBAL) as tasks:
+    blobs = [(node, blob) for node in ("n0", "n1", "n2") for blob in "xy"]
+    expected = {
+        node: {"x": np.zeros(2, dtype=int), "y": np.zeros(2, dtype=int)} for node, _ in blobs
+    }
+    initial = {node: {k: v.copy() for k, v in values.items()} for node, values in expected.items()}
+    with group() as tasks:
         for salt in range(30):
-            node = nodes[rng.integers(3)]
-            blob = "xy"[rng.integers(2)]
-            reads = {
-                (nodes[rng.integers(3)], "xy"[rng.integers(2)]) for _ in range(rng.integers(3))
-            }
-            reads = sorted(reads - {(node, blob)})
-            values = [expected[n][b] for n, b in reads]
-            inputs = [Node(n)[b] for n, b in reads]
+            written, *read = (blobs[i] for i in rng.permutation(len(blobs))[: rng.integers(1, 4)])
+            values = [expected[node][blob] for node, blob in read]
+            inputs = [Node(node)[blob] for node, blob in read]
+            node, blob = written
             if rng.random() < 0.5:
                 grow(salt, *values, expected[node][blob])
-                Task(partial(grow, salt), inputs, updates=blob, node=node)
+                Task(partial(grow, salt), inputs, updates=blob, node=node, name=f"grow{salt}")
             else:
-                expected[node][blob] = np.full(2, combine(salt, *values))
-                fill = partial(lambda salt, *v: np.full(2, combine(salt, *v)), salt)
-                Task(fill, inputs, outputs=blob, node=node, name=f"fill{salt}")
-    plan = compile_group(tasks, {node: frozenset("xy") for node in nodes})
-    one = bench(plan, blobs=initial, nthreads=6)
+                expected[node][blob] = fill(salt, *values)
+                Task(partial(fill, salt), inputs, blob, node=node, name=f"fill{salt}")
+    one = bench(tasks, blobs=initial, nthreads=6)
     for step in one.program.tasks:
         step.is_long = True
-    outcome = one.run()
-    assert outcome.status == "done", outcome
-    for node in nodes:
+    assert one.run().status == "done"
+    for node in expected:
         np.testing.assert_equal(one.workspaces[node].globals, expected[node])
-
-
-def test_no_task_starts_before_blobs_for_other_nodes_are_frozen():
-    crossing = Crossing(0, "a", None, "x", None, ("b",))
-    plan = group(
-        {
-            "a": [task(1, lambda: 0)],
-            "b": [task(0, lambda x: x + 1, [CrossingArgument(0)], ["y"], crossings=[0])],
-        },
-        [crossing],
-    )
-    held_back = []
-    bench = Bench(plan, blobs={"a": {"x": 1}}, submit=held_back.append)
-    bench.start()
-    for _ in range(3):
-        bench.timer.fire()
-    assert len(held_back) == 1  # what opens the run; no thread helps with tasks before that
-    held_back[0]()
-    assert bench.end().status == "done"
-    assert bench.workspaces["b"].globals["y"] == 2

@@ -8,49 +8,24 @@ import weakref
 from functools import partial
 from types import SimpleNamespace
 
-import cloudpickle
 import numpy as np
 import pytest
 
+from jobrunner import ExecutionError, Node, Task, TaskGroup
 from jobrunner.cluster.shipping import Parcel
-from jobrunner.compile.plan import (
-    BlobArgument,
-    Crossing,
-    CrossingArgument,
-    GroupPlan,
-    Output,
-    PlannedTask,
-    Slice,
-)
-from jobrunner.errors import ExecutionError
+from jobrunner.compile.job import compile_group
 from jobrunner.worker.applied import NewNode, add_groups, add_nodes, install_keeper
-from jobrunner.worker.hosted_nodes import (
-    BindingContext,
-    BindingOptions,
-    HostedNodes,
-)
+from jobrunner.worker.hosted_nodes import BindingContext, BindingOptions, HostedNodes
 from jobrunner.worker.memory import MemoryLimit
-from jobrunner.worker.messages import (
-    AbortMessage,
-    ApplyMessage,
-    PushMessage,
-    RunMessage,
-    RunOrder,
-)
+from jobrunner.worker.messages import AbortMessage, PushMessage, RunMessage, RunOrder
 from jobrunner.worker.outbox import Outbox
 from jobrunner.worker.outcome import Failure
 from jobrunner.workspace import to_frames
 from tests.worker.test_plugin import in_a_loop
 
 HERE, THERE = "tcp://here", "tcp://there"
+A, B = Node("a"), Node("b")  # a is here
 ORDER = RunOrder("epoch")
-
-
-def planned(index, fn, arguments=(), outputs=("x",), *, crossings=(), hands_over=()):
-    outputs = tuple(Output(name, is_global=True) for name in outputs)
-    return PlannedTask(
-        index, f"t{index}", fn, tuple(arguments), {}, outputs, (), (), crossings, hands_over
-    )
 
 
 def add_one(x):
@@ -58,32 +33,24 @@ def add_one(x):
 
 
 def count():
-    return GroupPlan("epoch", {"a": Slice("a", (planned(0, add_one, [BlobArgument("x")]),))}, ())
+    with TaskGroup(workspace_type="global") as tasks:
+        Task(add_one, "x", "x", node=A)
+    return tasks
 
 
 def sender(fn):
-    """Node a, here, makes a value for node b, there."""
-    return GroupPlan(
-        "epoch",
-        {
-            "a": Slice("a", (planned(0, fn, hands_over=(0,)),)),
-            "b": Slice("b", (planned(1, add_one, [CrossingArgument(0)], crossings=(0,)),)),
-        },
-        (Crossing(0, "a", 0, None, 0, ("b",)),),
-    )
+    """Node a makes a value for node b."""
+    with TaskGroup(workspace_type="global") as tasks:
+        Task(add_one, Task(fn, (), "x", node=A).output(), "y", node=B)
+    return tasks
 
 
 def receiver():
-    """Node a, here, waits for two values of node b, there."""
-    arguments = [CrossingArgument(0), CrossingArgument(1)]
-    return GroupPlan(
-        "epoch",
-        {
-            "a": Slice("a", (planned(2, max, arguments, crossings=(0, 1)),)),
-            "b": Slice("b", tuple(planned(i, int, hands_over=(i,)) for i in (0, 1))),
-        },
-        tuple(Crossing(i, "b", i, None, 0, ("a",)) for i in (0, 1)),
-    )
+    """Node a waits for two values of node b."""
+    with TaskGroup(workspace_type="global") as tasks:
+        values = [Task(int, (), name, name=name, node=B).output() for name in "pq"]
+        Task(lambda *values: max(values), values, "x", node=A)
+    return tasks
 
 
 class Peers:
@@ -115,12 +82,6 @@ class Asked(HostedNodes):
             RunMessage(binding="b", number=number, wait_seconds=wait_seconds, order=order)
         )
 
-    async def apply(self, number, fn):
-        data = cloudpickle.dumps(fn)
-        return await super().apply(
-            ApplyMessage(binding="b", number=number, wait_seconds=5, fn=data)
-        )
-
     async def push(self, values):
         return await super().push(PushMessage(binding="b", values=values))
 
@@ -131,9 +92,9 @@ class Asked(HostedNodes):
 class Host:
     """A hosted binding that can be asked from a test."""
 
-    def __init__(self, plan, peers=None, blobs=None, silence_seconds=60, **options):
+    def __init__(self, tasks, peers=None, blobs=None, silence_seconds=60, **options):
         self.peers, self.options = peers or Peers(), options
-        self.plan, self.blobs = plan, blobs or {}
+        self.tasks, self.blobs = tasks, blobs or {}
         self.silence_seconds = silence_seconds
 
     async def __aenter__(self):
@@ -153,18 +114,15 @@ class Host:
         )
         self.hosted = Asked(context, contextvars.copy_context())
         add_nodes({"a": NewNode("", ["t"], {})}, self.hosted)
-        send(self.plan, self.hosted)
+        plan = compile_group(self.tasks, {"a": frozenset(self.blobs)})
+        parcel = Parcel({"epoch": plan}, {"a": HERE, "b": THERE})
+        add_groups(parcel.groups, parcel.by_worker[HERE], self.hosted)
         self.hosted.workspaces["a"].globals.update(self.blobs)
         return self.hosted
 
     async def __aexit__(self, *exc_info):
         self.hosted.close("the test is over")
         await asyncio.wait_for(self.hosted.ended.wait(), 10)
-
-
-def send(plan, hosted):
-    parcel = Parcel({"epoch": plan}, {"a": HERE, "b": THERE})
-    add_groups(parcel.groups, parcel.by_worker[HERE], hosted)
 
 
 def frames(value):
@@ -286,8 +244,7 @@ async def test_no_run_begins_while_too_many_values_wait_to_be_sent():
         made.append(bytes(1_500))
         return made[-1]
 
-    plan = sender(make)
-    async with Host(plan, peers, **SMALL) as hosted:
+    async with Host(sender(make), peers, **SMALL) as hosted:
         hosted.programs["epoch"].tasks[0].fn = make  # what was shipped is a copy
         await hosted.run(3, 0, RunOrder("epoch", 1, epochs=3, lead=HERE, seconds=9))
         while not hosted._waits_for_sent:
@@ -356,104 +313,43 @@ async def test_values_made_while_a_message_is_sent_travel_together_and_old_ones_
 @pytest.mark.parametrize(
     "peers", [{"error": OSError("unreachable")}, {"answer": {"status": "unknown"}}], ids=str
 )
-def test_a_worker_that_cannot_be_reached_is_named_as_suspect(peers):
-    async def test():
-        async with Host(sender(lambda: 1), Peers(**peers)) as hosted:
-            # The run is over here, all but the value that b waits for.
-            plan = sender(lambda: 1)
-            more = planned(2, add_one, [CrossingArgument(1)], outputs=("y",), crossings=(1,))
-            back = Crossing(1, "b", 1, None, 0, ("a",))
-            plan = GroupPlan(
-                "epoch",
-                {**plan.slices, "a": Slice("a", (*plan.slices["a"].tasks, more))},
-                (*plan.crossings, back),
-            )
-            send(plan, hosted)
-            reply = await hosted.run(4, 5, ORDER)
-            assert (reply["status"], reply["suspect"]) == ("aborted", THERE)
-            assert THERE in reply["reason"]
-
-    asyncio.run(asyncio.wait_for(test(), 20))
+@in_a_loop
+async def test_a_worker_that_cannot_be_reached_is_named_as_suspect(peers):
+    with sender(lambda: 1) as tasks:
+        # The run is over here, all but the value that a waits for.
+        Task(add_one, tasks.find("b", "add_one").output(), "z", node=A)
+    async with Host(tasks, Peers(**peers)) as hosted:
+        reply = await hosted.run(4, 5, ORDER)
+        assert (reply["status"], reply["suspect"]) == ("aborted", THERE)
+        assert THERE in reply["reason"]
 
 
 class Silent(Peers):
-    """Takes values and never replies; answers pings or not."""
+    """Takes values and never replies; answers three pings."""
 
-    def __init__(self, is_there):
-        super().__init__()
-        self.is_there, self.pings = is_there, 0
+    pings = 0
 
     async def __call__(self, address, operation, message):
         if operation == "identity":
             self.pings += 1
-            if self.is_there():
+            if self.pings < 4:
                 return self.answer
         return await asyncio.get_running_loop().create_future()
 
 
 @in_a_loop
-async def test_a_silent_worker_is_a_suspect_even_after_the_sender_was_done():
-    peers = Silent(lambda: False)
+async def test_a_worker_that_answers_no_ping_is_a_suspect_even_after_the_sender_was_done():
+    peers = Silent()
     async with Host(sender(lambda: 1), peers, silence_seconds=0.02) as hosted:
         reply = await hosted.run(3, 5, ORDER)
         while reply["status"] == "done":
             await asyncio.sleep(0.005)
             reply = await hosted.run(3, 5)
-        assert (reply["status"], reply["suspect"]) == ("aborted", THERE)
-        assert reply["reason"] == (
-            f"worker {HERE} could not send values to worker {THERE}: TimeoutError: it did not "
-            f"answer within 0.04 s"
-        )
-
-
-@in_a_loop
-async def test_a_slow_transfer_continues_while_the_other_worker_answers_pings():
-    peers = Silent(lambda: peers.pings < 4)
-    async with Host(sender(lambda: 1), peers, silence_seconds=0.02) as hosted:
-        while (await hosted.run(3, 5, ORDER))["status"] == "done":
-            await asyncio.sleep(0.005)
-        assert peers.pings == 4
+        assert (reply["status"], reply["suspect"], peers.pings) == ("aborted", THERE, 4)
+        assert "TimeoutError: it did not answer within 0.04 s" in reply["reason"]
 
 
 # ---- functions that cannot be stopped
-
-
-@pytest.mark.parametrize("is_told", [True, False], ids=["aborted", "its abort was lost"])
-def test_the_next_run_waits_for_functions_of_an_aborted_one(is_told):
-    async def test():
-        begun, gate = threading.Event(), threading.Event()
-        HELD.update(begun=begun, gate=gate)
-        async with Host(one_held_task()) as hosted:
-            first = asyncio.ensure_future(hosted.run(3, 5, ORDER))
-            while not begun.is_set():
-                await asyncio.sleep(0.001)
-            begun.clear()
-            if is_told:
-                await hosted.abort(3, "told to")
-            assert (await hosted.run(4, 0.02, ORDER))["status"] == "running"
-            assert (await first)["status"] == "aborted"
-            assert not begun.is_set()
-            await hosted.push([[4, [(9, frames(0))]]])  # early, and of no use
-            gate.set()
-            assert (await hosted.run(4, 5))["status"] == "done"
-            assert begun.is_set()
-
-    asyncio.run(asyncio.wait_for(test(), 20))
-
-
-@in_a_loop
-async def test_a_function_of_an_aborted_run_that_never_ends_is_named():
-    HELD.update(begun=threading.Event(), gate=threading.Event())
-    async with Host(one_held_task(), straggler_seconds=0.01) as hosted:
-        first = asyncio.ensure_future(hosted.run(3, 5, ORDER))
-        while not HELD["begun"].is_set():
-            await asyncio.sleep(0.001)
-        await hosted.abort(3, "told to")
-        await first
-        reply = await hosted.run(4, 5, ORDER)
-        assert reply["status"] == "aborted"
-        assert "a/t0 of an aborted run still runs" in reply["reason"]
-        HELD["gate"].set()
 
 
 HELD = {}
@@ -464,5 +360,46 @@ def hold():
     assert HELD["gate"].wait(10)
 
 
-def one_held_task():
-    return GroupPlan("epoch", {"a": Slice("a", (planned(0, hold),))}, ())
+@pytest.fixture
+def held():
+    """A group with a task that waits for the test."""
+    HELD.update(begun=threading.Event(), gate=threading.Event())
+    with TaskGroup() as tasks:
+        Task(hold, node=A)
+    return tasks
+
+
+async def until_begun():
+    while not HELD["begun"].is_set():
+        await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["aborted", "its abort was lost"])
+@in_a_loop
+async def test_the_next_run_waits_for_functions_of_an_aborted_one(held, is_told):
+    async with Host(held) as hosted:
+        first = asyncio.ensure_future(hosted.run(3, 5, ORDER))
+        await until_begun()
+        HELD["begun"].clear()
+        if is_told:
+            await hosted.abort(3, "told to")
+        assert (await hosted.run(4, 0.02, ORDER))["status"] == "running"
+        assert (await first)["status"] == "aborted"
+        assert not HELD["begun"].is_set()
+        await hosted.push([[4, [(9, frames(0))]]])  # early, and of no use
+        HELD["gate"].set()
+        assert (await hosted.run(4, 5))["status"] == "done"
+        assert HELD["begun"].is_set()
+
+
+@in_a_loop
+async def test_a_function_of_an_aborted_run_that_never_ends_is_named(held):
+    async with Host(held, straggler_seconds=0.01) as hosted:
+        first = asyncio.ensure_future(hosted.run(3, 5, ORDER))
+        await until_begun()
+        await hosted.abort(3, "told to")
+        await first
+        reply = await hosted.run(4, 5, ORDER)
+        assert reply["status"] == "aborted"
+        assert "a/hold of an aborted run still runs" in reply["reason"]
+        HELD["gate"].set()

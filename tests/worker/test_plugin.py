@@ -1,6 +1,7 @@
 """The plugin of a worker: messages for unknown bindings, and lease tasks."""
 
 import asyncio
+import functools
 import logging
 
 from jobrunner.worker.outcome import Failure
@@ -19,10 +20,10 @@ HERE = "tcp://here"
 def in_a_loop(test):
     """Run an async test; every one of them within a time."""
 
-    def run():
-        asyncio.run(asyncio.wait_for(test(), 20))
+    @functools.wraps(test)
+    def run(**arguments):
+        asyncio.run(asyncio.wait_for(test(**arguments), 20))
 
-    run.__name__ = test.__name__
     return run
 
 
