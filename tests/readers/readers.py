@@ -1,27 +1,25 @@
-"""Read the arrays of a store by readers that are not ours.
-
-python -m tests.readers.readers    prints the table of docs/readers.md
-"""
+"""Read the arrays of a store by readers that are not ours."""
 
 from __future__ import annotations
 
 import glob
-import importlib
 import importlib.util
 import json
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tensorstore
+import xarray
+import zarr
 
-from tests.readers.kinds import ARRAYS, expected, numbers, save
+from tests.readers.kinds import ARRAYS, expected, numbers
 
 HERE = Path(__file__).parent
 
@@ -30,16 +28,7 @@ class MissingReaderError(Exception):
     """A reader is not installed; the message says what it needs."""
 
 
-def _module(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise MissingReaderError(f"pip install {name}") from None
-
-
 def by_zarr(store: Path, paths: Collection[str]) -> dict[str, Any]:
-    import zarr
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the data type of texts is young
         group = zarr.open_group(store, mode="r")
@@ -47,7 +36,6 @@ def by_zarr(store: Path, paths: Collection[str]) -> dict[str, Any]:
 
 
 def by_xarray(store: Path, paths: Collection[str]) -> dict[str, Any]:
-    xarray = _module("xarray")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         alone = xarray.open_zarr(store, chunks=None)
@@ -61,8 +49,6 @@ def by_xarray(store: Path, paths: Collection[str]) -> dict[str, Any]:
 
 
 def by_tensorstore(store: Path, paths: Collection[str]) -> dict[str, Any]:
-    tensorstore = _module("tensorstore")
-
     def read(path: str) -> Any:
         about = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{store}/{path}/"}}
         return _plain(tensorstore.open(about, read=True).result().read().result())
@@ -71,9 +57,8 @@ def by_tensorstore(store: Path, paths: Collection[str]) -> dict[str, Any]:
 
 
 def by_zarrs(store: Path, paths: Collection[str]) -> dict[str, Any]:
-    import zarr
-
-    _module("zarrs")
+    if importlib.util.find_spec("zarrs") is None:
+        raise MissingReaderError("pip install zarrs")
     # It would give what it cannot read to Zarr-Python.
     options: Any = {
         "codec_pipeline.path": "zarrs.ZarrsCodecPipeline",
@@ -158,26 +143,3 @@ def cell(kind: str, wrong: Mapping[str, str]) -> str:
     if any(wrong.get(name, "").startswith("misreads") for name in ARRAYS[kind]):
         return "not all"
     return f"only {', '.join(read)}" if read else "no"
-
-
-def main() -> None:
-    with tempfile.TemporaryDirectory() as directory:
-        store = save(Path(directory, "kinds"))
-        wrong = {reader: compare(reader, store) for reader in READERS}
-    print(f"| kind of array | {' | '.join(READERS)} |")
-    print(f"|---{'|---' * len(READERS)}|")
-    all_read = []
-    for kind in ARRAYS:
-        cells = [cell(kind, wrong[reader]) for reader in READERS]
-        if set(cells) == {"yes"}:
-            all_read.append(kind)
-        else:
-            print(f"| {kind} | {' | '.join(cells)} |")
-    print(f"\nAll of them read {'; '.join(all_read)}.")
-    for reader, whys in wrong.items():
-        for path, why in whys.items():
-            print(f"{reader}: {path}: {why[:200]}", file=sys.stderr)
-
-
-if __name__ == "__main__":
-    main()

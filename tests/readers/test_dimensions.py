@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xarray
 
 from jobrunner import (
     Blob,
@@ -68,16 +69,13 @@ def test_axes_have_the_names_that_were_given_and_else_their_lengths(store: Path)
 
 
 def test_xarray_finds_dimensions_and_coordinates(store: Path) -> None:
-    xarray = pytest.importorskip("xarray")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = xarray.open_zarr(store, chunks=None)
     assert found["wind"].dims == ("time", "y")
     assert set(found.coords) == {"time", "lat", "place"}
-    assert set(found["wind"].coords) == {
-        "time",
-        "lat",
-    }  # the characters of places are one axis more
+    # The characters of places are one axis more.
+    assert set(found["wind"].coords) == {"time", "lat"}
     assert found["wind"].sel(time="2020-01-02").values.tolist() == [3, 4, 5]
     assert (found["wind"] * found["lat"]).dims == ("time", "y")
 
@@ -85,11 +83,9 @@ def test_xarray_finds_dimensions_and_coordinates(store: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dims": 3}, "dims must be a name"),
         ({"dims": ("x", 3)}, "must be a str"),
         ({"dims": ("x", "x")}, "different names"),
         ({"dims": ("_dim_3",)}, "begin with '_'"),
-        ({"dims": ("a b",)}, "no space"),
         ({"dims": ("x/y",)}, "contains a '/'"),
         ({"coords": "lat"}, "requires dims"),
         ({"dims": "x", "coords": "a b"}, "no space"),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+import xarray
 
 from jobrunner import MultiNodeCheckpointManager
 from jobrunner.testing import assert_identical
@@ -56,24 +55,7 @@ def test_a_reader_reads_what_the_table_says(
     assert wrong.keys() <= listed  # containers and rows are read by all
 
 
-def test_attributes_say_what_numbers_are(store: Path) -> None:
-    def attributes(name: str) -> Any:
-        return json.loads((store / name / "zarr.json").read_text())["attributes"]
-
-    assert attributes("words")["/jobrunner"]["dtype"] == "<U3"
-    assert attributes("records")["/jobrunner"]["dtype"][:2] == [["a", "|i1"], ["", "|V7"]]
-    dates = attributes("date0")
-    assert dates.pop("/jobrunner")["dtype"] == "<M8[s]"
-    assert dates == {
-        "units": "seconds since 1970-01-01",
-        "calendar": "proleptic_gregorian",
-        "_FillValue": -1 << 63,
-    }
-    assert "units" not in attributes("date7")  # months
-
-
 def test_xarray_shows_dates_as_dates_and_all_groups(store: Path) -> None:
-    xarray = pytest.importorskip("xarray")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         tree = xarray.open_datatree(store, engine="zarr", chunks=None)
