@@ -50,7 +50,6 @@ class Call:
     instances: int = 1
     is_fetched: bool = False
     has_objects: bool = False  # its values may have arrays of Python objects
-    stops: str = ""  # "output" or "blob": this is a stop condition
 
     @property
     def name(self) -> str:
@@ -146,9 +145,6 @@ def perform(
             results.append(part_of(chance, value))
         elif call.does == "constant":
             results.append(part_of(chance, constant))
-        elif call.does == "flag":
-            kind = chance.choice([bool, np.bool_, int])
-            results.append(kind(digest(*inputs) % 4 == 0))
         else:
             results.append(result_of(call, chance, known))
     if chance.random() < 0.2:

@@ -47,7 +47,7 @@ class Draft:
     def reads(self, group: str, most: int) -> tuple[Read, ...]:
         """What a task may read."""
         there: list[Read] = [*sorted(self.lasting | self.made)] * 2
-        there += [call.number for call in self.calls if call.group == group and not call.stops]
+        there += [call.number for call in self.calls if call.group == group]
         there += [
             call.number
             for call in self.calls
@@ -68,8 +68,6 @@ class Draft:
         self.end_group()
         for _ in range(self.chance.randint(1, 8)):
             self.task("epoch")
-        if self.chance.random() < 0.1:
-            self.stop_condition()
         self.end_group()
         for _ in range(self.chance.choice([0, 0, 1, 2])):
             self.task("epoch_end")
@@ -94,7 +92,7 @@ class Draft:
 
     def end_group(self) -> None:
         """Forget what lasts no longer than its group."""
-        self.lasting |= {key for key in self.made if key[1][-1] in "xyztgb"} & self.globals()
+        self.lasting |= {key for key in self.made if key[1][-1] in "xyztg"} & self.globals()
         self.made = set()
 
     def globals(self) -> set[tuple[str, str]]:
@@ -146,22 +144,6 @@ class Draft:
             is_fetched=chance.random() < 0.3 and group != "init",
         )
 
-    def stop_condition(self) -> None:
-        """A task that sometimes ends the job."""
-        node = self.chance.choice(self.nodes)
-        stops = self.chance.choice(["output", "blob"])
-        outputs = (self.name("b"),) if stops == "blob" else ()
-        reads = self.reads("epoch", 2)
-        self.add(
-            "epoch",
-            node,
-            "flag",
-            reads=reads,
-            outputs=outputs,
-            stops=stops,
-            is_global=True if outputs else None,
-        )
-
 
 def draw(seed: int, first: int = 0, *, has_objects: bool = True) -> list[Call]:
     """The tasks of the job of a seed, numbered from `first`."""
@@ -203,8 +185,4 @@ def build(
             tasks[call.number] = task
             if call.is_fetched:
                 task.outputs()
-            if call.stops == "output":
-                job.add_stop_condition(task.output())
-            elif call.stops == "blob":
-                job.add_stop_condition(nodes[call.node][call.outputs[0]])
     return job, tasks

@@ -48,11 +48,6 @@ class Rules:
         self.by_number = {call.number: call for call in calls}
         self.start()
 
-    @property
-    def epoch(self) -> int:
-        """The last epoch that ended."""
-        return self.steps_done // self.steps
-
     def start(self) -> None:
         """Run the init group."""
         self.blobs: State = {}
@@ -78,15 +73,6 @@ class Rules:
         if step == self.steps - 1:
             self.run("epoch_end", (epoch, self.steps))
         self.checkpoints[self.steps_done] = copy_all(self.blobs)
-
-    def stopped_by(self) -> str:
-        """The first stop condition that is true."""
-        for call in self.calls:
-            if call.stops == "output" and self.results.get((call.number, 0)):
-                return f"{call.node}/{call.name}"
-            if call.stops == "blob" and self.blobs.get((call.node, call.outputs[0])):
-                return f"{call.node}/{call.outputs[0]}"
-        return ""
 
     def run(
         self, group: str, done: tuple[int, int] = (-1, 0), *, only: Collection[int] | None = None
