@@ -8,15 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from jobrunner import (
     Job,
     JobRunner,
     MultiNodeCheckpointManager,
     Session,
     Task,
-    TaskFailedError,
     epoch_limiter,
 )
 from jobrunner.checkpoint import digest_blob, encode_blobs
@@ -80,12 +77,3 @@ def test_every_kind_crosses_workers_and_is_an_input(inproc_session: Session) -> 
         epoch_limiter(job, 1)
     JobRunner(job).run(inproc_session)
     assert [changed for output in found for changed in output.fetch()] == []
-
-
-def test_a_memoryview_does_not_arrive_as_bytes(inproc_session: Session) -> None:
-    with Job("hop") as job, job.init_group:
-        view = Task(lambda: [memoryview(b"abc")], node="a", name="make").output()
-        Task(type, inputs=view, outputs="x", node="b")
-        epoch_limiter(job, 1)
-    with pytest.raises(TaskFailedError, match="make.*memoryview"):
-        JobRunner(job).run(inproc_session)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import collections
 import enum
 import random
-import subprocess
-import sys
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -14,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import zarr
 
 from jobrunner import CheckpointError, DefinitionError
 from jobrunner.checkpoint import digest_blob, encode_blobs
@@ -28,21 +25,6 @@ from tests.stores import decode_forged, write_store
 
 def save(directory: Path, blobs: dict[str, Any], **options: Any) -> StoreReader:
     return write_store(directory, encode_blobs("n", blobs, **options))
-
-
-def test_small_values_are_attributes_and_containers_groups_that_plain_zarr_walks(
-    tmp_path: Path,
-) -> None:
-    params = {"layer": [np.zeros(2), np.ones(3)], "b": np.ones(1), "n": 5}
-    save(tmp_path, {"lr": 0.1, "name": "é", "sizes": [1, 2], "none": None, "params": params})
-    group: Any = zarr.open_group(str(tmp_path / "n.0"), mode="r")
-    attributes = group.attrs.asdict()
-    about = attributes.pop("/jobrunner")
-    assert attributes == {"lr": 0.1, "name": "é", "sizes": [1, 2], "none": None}
-    assert (about["format"], about["node"], about["epoch"], about["run"]) == (1, "n", 0, "r")
-    names = sorted(name for name, _ in group["params"].members(max_depth=None))
-    assert names == ["b", "layer", "layer/0", "layer/1"]
-    assert group["params/layer/1"][...].tolist() == [1, 1, 1]
 
 
 class Box:
@@ -220,15 +202,3 @@ def test_pickles_are_written_and_read_only_when_allowed(tmp_path: Path) -> None:
     assert loaded[:2] == value[:2]
     assert loaded[2].mask.tolist() == [True, False]
     assert_identical(loaded[3], big_endian)
-
-
-def test_saving_arrays_imports_neither_zarr_nor_torch() -> None:
-    code = (
-        "import sys, numpy as np\n"
-        "from jobrunner.checkpoint.encoding import encode_blobs\n"
-        "import jobrunner.checkpoint\n"
-        "encode_blobs('n', {'x': np.ones(3)})\n"
-        "print([m for m in ('zarr', 'torch') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

@@ -24,37 +24,24 @@ def append(files, root):
     return files.read(f"{root}/x") == DATA[:1] + b"end" + DATA[4:]
 
 
-def read_into(files, root):
-    target = bytearray(len(DATA))
-    files.read_into(f"{root}/x", memoryview(target), len(DATA))
-    return target == DATA
-
-
 OPERATIONS = {
     "read": lambda files, root: files.read(f"{root}/x") == DATA,
-    "read_into": read_into,
     "list_names": lambda files, root: files.list_names(root) == ["x", "y"],
-    "walk": lambda files, root: [*files.walk(root)] == [("x", len(DATA)), ("y", 1)],
-    "is_directory": lambda files, root: files.is_directory(root),
-    "is_taken": lambda files, root: files.is_taken(f"{root}/x"),
-    "put": lambda files, root: files.put(f"{root}/w", DATA) is None,
-    "long": lambda files, root: files.write(f"{root}/long", [DATA] * 17) is not None,
+    "write": lambda files, root: files.write(f"{root}/long", [DATA] * 17) is not None,
     "create": lambda files, root: files.create(f"{root}/new", b"entry") is True,
     "create-taken": lambda files, root: files.create(f"{root}/y", b"entry") is False,
     "append": append,
     "prove-appending": lambda files, root: files.prove_appending(root) is None,
-    "prove": lambda files, root: files.prove_creation(root) is None,
+    "prove-creation": lambda files, root: files.prove_creation(root) is None,
     "link": lambda files, root: files.link(f"{root}/x", f"{root}/z", len(DATA)),
-    "remove_file": lambda files, root: files.remove_file(f"{root}/x") is None,
-    "remove_tree": lambda files, root: files.remove_tree(root) or files.list_names(root) == [],
+    "remove": lambda files, root: files.remove_tree(root) or files.list_names(root) == [],
 }
-READS_AND_WRITES = ["read", "read_into", "is_taken", "put", "long", "create", "append"]
 
 
 @pytest.mark.parametrize(
     ("names", "verdict", "most"),
     [
-        (READS_AND_WRITES, CUT, 2),
+        (["read", "write", "create", "append"], CUT, 2),
         (["list_names"], DROP, 12),
         pytest.param([*OPERATIONS], DROP, 12, marks=pytest.mark.nightly),
     ],

@@ -234,15 +234,8 @@ def test_invalid_array_options_are_refused_before_anything_runs(
             MultiNodeCheckpointManager(tmp_path, **options)
 
 
-def test_a_plan_says_how_blobs_are_stored() -> None:
+def test_options_of_a_blob_that_is_not_checkpointed_are_refused() -> None:
     with Job("j") as job, Node("a"):
-        with job.init_group:
-            codec = zarr.codecs.ZstdCodec(level=0)
-            Task(lambda: 0, outputs=Blob("w", chunks=8, compressors=[codec]))
-            Task(lambda: 0, outputs="v")
-        epoch_limiter(job, 1)
-    assert job.compile().array_options == {"a": {"w": ArrayOptions((ZSTD,), (8,))}}
-    with Job("k") as job, Node("a"):
         Task(lambda: 0, outputs=Blob("w", chunks=8))
         epoch_limiter(job, 1)
     with pytest.raises(DefinitionError, match="checkpoint options, but .* is not checkpointed"):
