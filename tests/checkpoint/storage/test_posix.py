@@ -58,18 +58,6 @@ def test_a_directory_that_cannot_be_listed_is_named_and_not_taken_for_durable(
         pass
 
 
-def test_what_appears_in_a_tree_that_is_being_removed_is_named(tmp_path: Path) -> None:
-    class Busy(PosixFiles):
-        def before(self, operation: str, path: str) -> None:
-            if operation == "rmdir":
-                Path(path, "late").touch()
-
-    (tmp_path / "c" / "d").mkdir(parents=True)
-    with pytest.raises(OSError, match="not empty") as removed:
-        Busy().remove_tree(str(tmp_path / "c"))
-    assert removed.value.filename == str(tmp_path / "c" / "d")
-
-
 def test_a_file_system_without_links_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import zarr
 
-from jobrunner import DefinitionError
 from jobrunner.checkpoint.store.document import ROOT_DOCUMENT, StoreDocument
 from jobrunner.checkpoint.store.layout import LEAST_ALIKE
 from jobrunner.checkpoint.store.layout import STACKED_BYTES as MOST_BYTES
@@ -133,17 +132,6 @@ def test_a_row_is_read_in_part_and_has_the_digest_of_an_array_by_itself(node_run
     with node_run.manager.open(0) as one, node_run.manager.open(1) as other:
         assert one["a"].digest("w5") == other["a"].digest("w5")
         assert one["a"].digest("w5") != other["a"].digest("w6")
-
-
-def test_overlapping_views_that_are_alike_are_refused(node_run: NodeRun) -> None:
-    memory = np.arange(4.0 * MANY)
-    blobs = node_run.workspace.globals
-    blobs.update({f"w{i}": memory[3 * i : 3 * i + 4] for i in range(MANY)})
-    with pytest.raises(DefinitionError, match="share memory"):
-        node_run.save()
-    blobs.update({f"w{i}": memory[4 * i : 4 * i + 4] for i in range(MANY)})
-    node_run.save(1)
-    assert stacks(node_run, 1) == [[MANY, 4]]
 
 
 def test_blobs_with_array_options_are_not_stacked(node_run: NodeRun) -> None:
