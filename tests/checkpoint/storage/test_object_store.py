@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import importlib.util
 import json
 import re
 import threading
+import time
 import uuid
 from pathlib import Path
 from typing import Any
 
+import dask
 import numpy as np
 import pytest
 import zarr
@@ -26,6 +27,7 @@ from jobrunner import (
     MultiNodeCheckpointManager,
 )
 from jobrunner.checkpoint import inspect_directory
+from jobrunner.checkpoint.storage import object_files
 from jobrunner.checkpoint.storage.object_files import ObjectFiles, open_store
 from jobrunner.checkpoint.storage.parallel import run_all
 from jobrunner.checkpoint.storage.posix import PosixFiles
@@ -34,6 +36,7 @@ from jobrunner.cli.show import describe_checkpoint
 from jobrunner.positions import Position
 from jobrunner.testing import FaultyObjects, assert_identical
 from jobrunner.workspace.workspace import Workspace
+from tests.object_servers import S3Server
 from tests.saves import NodeRun, save_epoch
 
 BIG = 600_000  # items, so that the store copies them
@@ -85,16 +88,42 @@ def test_unchanged_chunks_are_copied_by_the_store(objects: Path) -> None:
     run.end()
 
 
-def test_a_lost_reply_is_resolved_by_reading_back(objects: Path) -> None:
-    class Deaf(FaultyObjects):
+def test_a_request_that_is_made_again_after_its_answer_was_lost_counts_once(objects: Path) -> None:
+    class Twice(FaultyObjects):
         def _create(self, path: str, data: bytes) -> None:
             super()._create(path, data)
-            raise OSError(errno.EIO, "no answer", path)
+            super()._create(path, data)
 
-    files = Deaf(PATH, objects)
-    assert files.create(f"{PATH}/x", b"mine")
-    assert files.create(f"{PATH}/x", b"mine")
-    assert not files.create(f"{PATH}/x", b"theirs")
+        def _replace(self, path: str, data: bytes, version: Any) -> None:
+            super()._replace(path, data, version)
+            super()._replace(path, data, version)
+
+    files, path = Twice(PATH, objects), f"{PATH}/x"
+    files.prove_creation(PATH)
+    files.prove_appending(PATH)
+    assert files.create(path, b"mine")
+    assert files.create(path, b"mine")
+    assert not files.create(path, b"theirs")
+    files.write_at(path, 4, [b" too"], 8)
+    assert files.read(path) == b"mine too"
+
+
+def test_a_store_that_drops_connections_is_asked_again_for_the_time_configured(
+    s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_files, "_LONGEST_PAUSE_SECONDS", 0.05)
+    files = ObjectFiles(f"{s3.url}/k")
+    files.put(f"{files.root}/x", b"x")
+    s3.drops = 12
+    assert files.list_names(files.root) == ["x"]
+    s3.drops = 10**6
+    started = time.monotonic()
+    with (
+        dask.config.set({"jobrunner.checkpoint.retry-seconds": 0.2}),
+        pytest.raises(OSError, match=r"retry_timeout: ?200ms"),
+    ):
+        ObjectFiles(f"{s3.url}/other").list_names(f"{s3.url}/other")
+    assert time.monotonic() - started < 10
 
 
 def test_a_store_that_replaces_any_object_is_refused(objects: Path) -> None:
