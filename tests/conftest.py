@@ -175,13 +175,12 @@ def _nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _own_codecs() -> Iterator[None]:
     """Forget the codecs that a test registers."""
-    codecs = sys.modules.get("jobrunner.checkpoint.encoding.codecs")
-    before = {} if codecs is None else dict(codecs.REGISTERED_CODECS)
+    from jobrunner.checkpoint import REGISTERED_CODECS
+
+    before = dict(REGISTERED_CODECS)
     yield
-    codecs = sys.modules.get("jobrunner.checkpoint.encoding.codecs")
-    if codecs is not None:
-        codecs.REGISTERED_CODECS.clear()
-        codecs.REGISTERED_CODECS.update(before)
+    REGISTERED_CODECS.clear()
+    REGISTERED_CODECS.update(before)
 
 
 def _new_threads(before: set[threading.Thread]) -> list[threading.Thread]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from jobrunner import MultiNodeCheckpointManager
 from jobrunner.positions import Position
 from tests.cli.directories import ask, begin, invoke, lengthen_log, recorded, save
 from tests.saves import Save
@@ -112,12 +111,3 @@ def test_fsck_explains_and_repairs_a_damaged_log_once(runs: Path) -> None:
     assert invoke("fsck", runs).exit_code == 0
     again = invoke("fsck", runs, "--repair")
     assert (again.exit_code, again.stdout) == (0, f"{runs}: nothing to repair.\n")
-
-
-def test_copies_without_a_log_become_a_checkpoint_directory(runs: Path, tmp_path: Path) -> None:
-    for node in "ab":  # what CopyTo leaves
-        shutil.copytree(runs / f"{node}.3", tmp_path / "copies" / f"{node}.3")
-    assert invoke("fsck", tmp_path / "copies").exit_code == 0
-    assert invoke("fsck", tmp_path / "copies", "--repair").exit_code == 0
-    assert recorded(tmp_path / "copies") == [3]
-    assert MultiNodeCheckpointManager(tmp_path / "copies").open(3)["a"].load("step") == 3

@@ -140,21 +140,18 @@ def test_errors_and_logs_are_escaped(
         assert_safe(text)
 
 
-def test_progress_shows_markup_and_control_characters_as_text() -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    for stream in (io.StringIO(), Terminal()):
-        with show_on(stream) as live:
-            runner = Runner(UnderWay("epoch", 1, 2.0, (f"a/{HOSTILE}",)), HOSTILE)
-            live.state.on_setup(runner)
-            live.state.on_start(ResumePlan(None, HOSTILE, warnings=(HOSTILE,)), 3)
-            logging.getLogger("jobrunner.x").warning("%s", HOSTILE)
-            live.state.on_epoch(1, 0.1, {HOSTILE: 1.0})
-        told = stream.getvalue()
-        assert "[red]\\x01" in told
-        if not stream.isatty():
-            assert_safe(told)
-        assert not set(told) & {"\x07", "\x9b", "\u202e", "\u200b", "\x08"}
-        assert "\x1b]" not in told
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_progress_shows_markup_and_control_characters_as_text(is_terminal: bool) -> None:
+    stream = io.StringIO()
+    stream.isatty = lambda: is_terminal  # type: ignore[method-assign]
+    with show_on(stream) as live:
+        live.state.on_setup(Runner(UnderWay("epoch", 1, 2.0, (f"a/{HOSTILE}",)), HOSTILE))
+        live.state.on_start(ResumePlan(None, HOSTILE, warnings=(HOSTILE,)), 3)
+        logging.getLogger("jobrunner.x").warning("%s", HOSTILE)
+        live.state.on_epoch(1, 0.1, {HOSTILE: 1.0})
+    told = stream.getvalue()
+    assert "[red]\\x01" in told
+    if not is_terminal:
+        assert_safe(told)
+    assert not set(told) & {"\x07", "\x9b", "\u202e", "\u200b", "\x08"}
+    assert "\x1b]" not in told
