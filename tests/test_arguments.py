@@ -83,7 +83,7 @@ def test_each_argument_is_checked_before_anything_happens(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "parameter", "values"),
     [
-        ("CheckpointManager", "allow_pickle", ["False", "", 0, 1, 1.0, np.True_]),
+        ("MultiNodeCheckpointManager", "allow_pickle", ["False", "", 0, 1, 1.0, np.True_]),
         ("KeepLast", "n", ["1", 1.0, True, -1, 0, np.array([1]), None]),
         ("SaveEvery", "seconds", [True, -1, 0, math.nan, math.inf, 1e300, 10**5000, Decimal(1)]),
         ("Node", "name", [b"x", 1, ["x"], None, ""]),
@@ -104,6 +104,8 @@ def test_a_refusal_says_what_it_expected_and_found_of_which_object() -> None:
     with pytest.raises(DefinitionError) as caught:
         Task(len, name="count", num_instances=0)
     assert str(caught.value) == "Task 'count': num_instances must be an int >= 1; got 0."
+    with pytest.raises(DefinitionError, match="allow_pickle must be True or False; got 'False'"):
+        jobrunner.CheckpointManager("runs", "a", allow_pickle="False")  # type: ignore[arg-type]
 
 
 def test_a_time_may_be_a_duration_with_a_unit() -> None:
