@@ -14,19 +14,6 @@ from distributed import Client, LocalCluster
 from jobrunner import Session
 
 
-def start_dask(*command, cwd, prefix=()):
-    """Start ``dask`` with some arguments; what it says goes to a file in `cwd`."""
-    with (cwd / "dask.log").open("ab") as log:
-        return subprocess.Popen(
-            [*prefix, sys.executable, "-m", "dask", *command],
-            env={**os.environ, "PYTHONPATH": os.getcwd()},
-            cwd=cwd,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-
-
 def fork_dask(*command):
     """Start ``dask`` with some arguments, in a process that has imported it: a tenth of the time."""
     process = multiprocessing.get_context("forkserver").Process(target=_run_dask, args=command)
@@ -40,7 +27,7 @@ def _run_dask(*command):
 
 
 def kill(process):
-    """End a process that `start_dask` started, and those that it started."""
+    """End a process that leads a group of its own, and those that it started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(20)
@@ -60,8 +47,16 @@ def own_session(workers, *, threads=1, processes=False, **options):
 
 @contextlib.contextmanager
 def dask_process(*command, cwd, prefix=()):
-    """Such a process for a block."""
-    process = start_dask(*command, cwd=cwd, prefix=prefix)
+    """``dask`` with some arguments in a process for a block; what it says goes to a file in `cwd`."""
+    with (cwd / "dask.log").open("ab") as log:
+        process = subprocess.Popen(
+            [*prefix, sys.executable, "-m", "dask", *command],
+            env={**os.environ, "PYTHONPATH": os.getcwd()},
+            cwd=cwd,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
     try:
         yield process
     finally:

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from jobrunner import errors
-from jobrunner.cli.command import DIFFERENT, EXIT_CODES, SAVES_FAILED, exit_code_of, main
+from jobrunner.cli.command import DIFFERENT, EXIT_CODES, SAVES_FAILED, main
 from tests.cli.directories import invoke
 
 ROOT = Path(__file__).parents[2]
@@ -43,18 +42,6 @@ def test_wrong_usage_exits_with_2_and_no_traceback(
     assert told["error"]["type"] in ("UsageError", "DefinitionError")
     assert told["error"]["message"].splitlines()[0] in result.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-def test_every_error_of_jobrunner_has_an_exit_code() -> None:
-    def all_of(kind: type[BaseException]) -> set[type[BaseException]]:
-        return {kind}.union(*map(all_of, kind.__subclasses__()))
-
-    codes = {kind.__name__: exit_code_of(kind("x")) for kind in all_of(errors.JobRunnerError)}
-    del codes["JobRunnerError"]
-    assert 1 not in codes.values(), codes
-    assert codes["BlobNotFoundError"] == codes["TaskFailedError"] == 3
-    # It is an OSError too: the most derived class decides.
-    assert codes["CheckpointNotFoundError"] == 6
 
 
 def test_the_exit_codes_are_in_the_help_and_in_the_guide() -> None:

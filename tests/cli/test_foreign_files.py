@@ -104,14 +104,6 @@ def test_nobody_waits_for_the_other_end_of_a_pipe(place: str, runs: Path) -> Non
     assert path.name == "heartbeat" or any(f"{path} is a pipe" in text for text in texts)
 
 
-@pytest.mark.parametrize(
-    ("command", "place"), [("fsck", "_log/0000000003.json"), ("verify", "a.1/zarr.json")]
-)
-def test_a_document_of_a_gibibyte_is_not_read(command: str, place: str, runs: Path) -> None:
-    os.truncate(runs / place, 1 << 30)
-    assert f"{runs / place} is too long" in invoke(command, runs).output
-
-
 def test_a_file_with_another_name_elsewhere_is_replaced(runs: Path, outside: Path) -> None:
     manager = MultiNodeCheckpointManager(runs)
     manager.run.start(["a", "b"], {})
