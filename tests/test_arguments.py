@@ -89,7 +89,7 @@ def test_each_argument_is_checked_before_anything_happens(name: str) -> None:
         ("Node", "name", [b"x", 1, ["x"], None, ""]),
         ("JobRunner", "missing", ["x", "", 1, True, None]),
         ("MultiNodeCheckpointManager", "path", [b"x", 1, "a\0b", "", "\ud800", None]),
-        ("CheckpointManager.load", "blob_names", ["x", [1], 3]),
+        ("CheckpointManager.load", "blobs", ["x", [1], 3]),
         ("MultiNodeCheckpointManager.open", "epoch", ["x", -1, True, 1.0, (1, -1)]),
     ],
 )
