@@ -1,7 +1,5 @@
 """What all tests share: clusters, Hypothesis profiles, and the check that nothing leaks."""
 
-from __future__ import annotations
-
 import faulthandler
 import gc
 import os
@@ -9,21 +7,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import dask
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 from tests.sampling import EVERYDAY_EXAMPLES, NIGHTLY_EXAMPLES, NIGHTLY_TIMEOUT_SECONDS
-
-if TYPE_CHECKING:
-    from distributed import Client, LocalCluster
-
-    from jobrunner import Session
-    from tests.object_servers import S3Server
 
 # A shell starts with SIGINT ignored what it runs in the background, and so would be all programs
 # that tests start and interrupt.
@@ -49,7 +39,7 @@ settings.register_profile(
 settings.load_profile("everyday")
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config):
     """Draw more and new examples where the nightly tests are asked for."""
     if config.option.markexpr == "nightly":
         settings.load_profile("nightly")
@@ -61,7 +51,7 @@ _STDERR = pytest.StashKey[int]()
 _TIMES_TIMEOUT = 2
 
 
-def _watch(item: pytest.Item) -> None:
+def _watch(item):
     marker = item.get_closest_marker("timeout")
     seconds = float(marker.args[0] if marker else item.config.getini("timeout"))
     faulthandler.dump_traceback_later(
@@ -70,7 +60,7 @@ def _watch(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_protocol(item):
     """End this process, with the stacks of its threads, where pytest-timeout cannot end a test.
 
     pytest-timeout raises an error in the test; what ends the test may then hang as well, or never
@@ -84,7 +74,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_exception_interact(node: object) -> None:
+def pytest_exception_interact(node):
     """Watch the end of a failed test too; pytest stops to, for the sake of debuggers."""
     if isinstance(node, pytest.Item):
         _watch(node)
@@ -94,7 +84,7 @@ MOST_PROCESSES = 4
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+def pytest_xdist_auto_num_workers(config):
     """Spread all tests over the cores; files and folders that are named run in this process.
 
     One more process than cores, since tests wait for others a third of their time.
@@ -103,7 +93,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return min(len(os.sched_getaffinity(0)) + 1, MOST_PROCESSES) if are_all else 0
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config, items):
     """Count some tests among the nightly ones.
 
     What draws examples belongs to them where they run, and may take hours. Tests on `cluster` run on
@@ -122,7 +112,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[None]:
+def pytest_collection():
     """Let no garbage collection look at what the tests import, a million objects."""
     gc.disable()
     try:
@@ -146,7 +136,7 @@ _PATIENCE_SECONDS = 5.0
 
 
 @pytest.fixture(autouse=True)
-def _nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
+def _nothing_leaks(request):
     """Fail a test that leaves a thread running or a file open.
 
     Tests on a shared cluster are spared: its threads and connections come and go on their own.
@@ -173,7 +163,7 @@ def _nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _own_codecs() -> Iterator[None]:
+def _own_codecs():
     """Forget the codecs that a test registers."""
     from jobrunner.checkpoint import REGISTERED_CODECS
 
@@ -183,7 +173,7 @@ def _own_codecs() -> Iterator[None]:
     REGISTERED_CODECS.update(before)
 
 
-def _new_threads(before: set[threading.Thread]) -> list[threading.Thread]:
+def _new_threads(before):
     return [
         thread
         for thread in threading.enumerate()
@@ -191,7 +181,7 @@ def _new_threads(before: set[threading.Thread]) -> list[threading.Thread]:
     ]
 
 
-def _open_files() -> set[tuple[int, str]]:
+def _open_files():
     """Descriptors of files and directories; sockets and pipes belong to event loops."""
     found = set()
     try:
@@ -208,7 +198,7 @@ def _open_files() -> set[tuple[int, str]]:
     return found
 
 
-def _start_cluster(*, processes: bool) -> Iterator[LocalCluster]:
+def _start_cluster(*, processes):
     from distributed import LocalCluster
 
     with LocalCluster(
@@ -221,7 +211,7 @@ def _start_cluster(*, processes: bool) -> Iterator[LocalCluster]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _workers_are_forked() -> Iterator[None]:
+def _workers_are_forked():
     """Fork worker processes from one that has imported what they need: a tenth of the time.
 
     It keeps the environment of the first one. The commands that tests run spawn their workers.
@@ -252,47 +242,47 @@ _FORKED_WITH = [
 
 
 @pytest.fixture(scope="session")
-def inproc_cluster() -> Iterator[LocalCluster]:
+def inproc_cluster():
     """Two workers of two threads each in this process, shared by all tests."""
     yield from _start_cluster(processes=False)
 
 
 @pytest.fixture(scope="session")
-def process_cluster() -> Iterator[LocalCluster]:
+def process_cluster():
     """Two worker processes of two threads each, shared by all tests: leave them alive."""
     yield from _start_cluster(processes=True)
 
 
 @pytest.fixture(params=["in-process", "processes"])
-def cluster(request: pytest.FixtureRequest) -> LocalCluster:
+def cluster(request):
     """The test runs twice: on workers in this process, and on worker processes.
 
     On processes it runs nightly, and every day if it is marked with ``processes``.
     """
     name = "inproc_cluster" if request.param == "in-process" else "process_cluster"
-    found: LocalCluster = request.getfixturevalue(name)
+    found = request.getfixturevalue(name)
     return found
 
 
 @pytest.fixture
-def client(cluster: LocalCluster) -> Iterator[Client]:
+def client(cluster):
     """A client of `cluster` for one test."""
     yield from _connect(cluster)
 
 
 @pytest.fixture
-def inproc_client(inproc_cluster: LocalCluster) -> Iterator[Client]:
+def inproc_client(inproc_cluster):
     """A client of `inproc_cluster` for one test."""
     yield from _connect(inproc_cluster)
 
 
 @pytest.fixture
-def process_client(process_cluster: LocalCluster) -> Iterator[Client]:
+def process_client(process_cluster):
     """A client of `process_cluster` for one test."""
     yield from _connect(process_cluster)
 
 
-def _connect(cluster: LocalCluster) -> Iterator[Client]:
+def _connect(cluster):
     from distributed import Client
 
     with Client(cluster, set_as_default=False) as client:
@@ -300,7 +290,7 @@ def _connect(cluster: LocalCluster) -> Iterator[Client]:
 
 
 @pytest.fixture
-def session(client: Client) -> Iterator[Session]:
+def session(client):
     """A session on `cluster` for one test."""
     from jobrunner import Session
 
@@ -309,7 +299,7 @@ def session(client: Client) -> Iterator[Session]:
 
 
 @pytest.fixture
-def inproc_session(inproc_client: Client) -> Iterator[Session]:
+def inproc_session(inproc_client):
     """A session on `inproc_cluster` for one test."""
     from jobrunner import Session
 
@@ -318,7 +308,7 @@ def inproc_session(inproc_client: Client) -> Iterator[Session]:
 
 
 @pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+def s3(monkeypatch):
     """A server that speaks S3, with a bucket; this process and its children can reach it."""
     pytest.importorskip("moto", reason="moto is not installed: pip install 'dask-jobrunner[test]'")
     from tests.object_servers import S3Server

@@ -1,13 +1,9 @@
 """Every argument of every public callable is checked at the call, by type and range."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
-from typing import Any
 
 import dask
 import numpy as np
@@ -28,7 +24,7 @@ _CALLED_BY_JOBRUNNER = re.compile(
     r"KeepBest\.(choose|value)$"
 )
 
-_CALLABLES: Mapping[str, Any] = {
+_CALLABLES = {
     **{name: getattr(jobrunner, name) for name in jobrunner.__all__},
     "FileMetadataHandler": FileMetadataHandler,
     "read_story": read_story,
@@ -38,7 +34,7 @@ _CALLABLES: Mapping[str, Any] = {
 _NEEDED = {"epoch": 0, "fn": int, "name": "a", "node_name": "a", "path": "runs", "reader": "a"}
 
 
-def _public() -> Iterator[str]:
+def _public():
     """Public functions, classes and their public methods."""
     for name, value in _CALLABLES.items():
         if name in _MADE or (isinstance(value, type) and issubclass(value, Exception)):
@@ -51,17 +47,17 @@ def _public() -> Iterator[str]:
                 yield full
 
 
-def _function(name: str) -> Callable[..., Any]:
+def _function(name):
     """A public callable; methods are those of an object that is not set up."""
     owner, _, method = name.partition(".")
     function = _CALLABLES[owner]
     if method and not inspect.ismethod(getattr(function, method)):
         function = object.__new__(function)
-    return getattr(function, method) if method else function  # type: ignore[no-any-return]
+    return getattr(function, method) if method else function
 
 
 @pytest.mark.parametrize("name", [*_public()])
-def test_each_argument_is_checked_before_anything_happens(name: str) -> None:
+def test_each_argument_is_checked_before_anything_happens(name):
     function = _function(name)
     parameters = inspect.signature(function).parameters
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
@@ -93,35 +89,33 @@ def test_each_argument_is_checked_before_anything_happens(name: str) -> None:
         ("MultiNodeCheckpointManager.open", "epoch", ["x", -1, True, 1.0, (1, -1)]),
     ],
 )
-def test_a_value_of_another_type_or_range_is_refused(
-    name: str, parameter: str, values: list[object]
-) -> None:
+def test_a_value_of_another_type_or_range_is_refused(name, parameter, values):
     for value in values:
         with pytest.raises(DefinitionError, match=f"{parameter}.* must|cannot name"):
             _function(name)(**{parameter: value})
 
 
-def test_a_refusal_says_what_it_expected_and_found_of_which_object() -> None:
+def test_a_refusal_says_what_it_expected_and_found_of_which_object():
     with pytest.raises(DefinitionError) as caught:
         Task(len, name="count", num_instances=0)
     assert str(caught.value) == "Task 'count': num_instances must be an int >= 1; got 0."
     with pytest.raises(DefinitionError, match="allow_pickle must be True or False; got 'False'"):
-        jobrunner.CheckpointManager("runs", "a", allow_pickle="False")  # type: ignore[arg-type]
+        jobrunner.CheckpointManager("runs", "a", allow_pickle="False")
 
 
-def test_a_time_may_be_a_duration_with_a_unit() -> None:
+def test_a_time_may_be_a_duration_with_a_unit():
     for text, seconds in {"10min": 600, "30s": 30, "1.5 hours": 5400, " 5 ms ": 0.005}.items():
-        assert SaveEvery(seconds=text).seconds == seconds  # type: ignore[arg-type]
+        assert SaveEvery(seconds=text).seconds == seconds
     for wrong in ("1", "10", "x", "", "min", "5 parsecs", "-5s", "0s", "1e400s", "100 years"):
         with pytest.raises(DefinitionError, match="seconds must be a number of seconds > 0 .* got"):
-            SaveEvery(seconds=wrong)  # type: ignore[arg-type]
+            SaveEvery(seconds=wrong)
     with dask.config.set({"jobrunner.worker-silence-seconds": "2min"}):
         assert get_number("worker-silence-seconds") == 120
 
 
-def test_numbers_of_other_libraries_are_numbers() -> None:
-    assert SaveEvery(seconds=np.float32(0.5)).seconds == 0.5  # type: ignore[arg-type]
-    for found in (KeepBest("m", np.int64(3)).n, KeepLast(n=np.int8(3)).n):  # type: ignore[arg-type]
+def test_numbers_of_other_libraries_are_numbers():
+    assert SaveEvery(seconds=np.float32(0.5)).seconds == 0.5
+    for found in (KeepBest("m", np.int64(3)).n, KeepLast(n=np.int8(3)).n):
         assert (found, type(found)) == (3, int)
 
 
@@ -129,7 +123,7 @@ class Made:
     """A class of a user."""
 
 
-def test_the_name_of_a_codec_is_clean_and_its_own() -> None:
+def test_the_name_of_a_codec_is_clean_and_its_own():
     for wrong in ("a\nb", "a\u202eb", ""):
         with pytest.raises(DefinitionError, match="name must be printable text"):
             jobrunner.register_codec(Made, str, str, name=wrong)

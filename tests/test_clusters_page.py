@@ -1,7 +1,5 @@
 """What the page on clusters shows, as a reader would use it: scripts, configurations and clusters."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -9,10 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -40,7 +35,7 @@ epoch_limiter(job, 60)
 """
 
 
-def codes(language: str, about: str = "") -> list[str]:
+def codes(language, about=""):
     """The blocks of the page in a language that contain a text."""
     return [block.code for block in blocks("clusters.md", language) if about in block.code]
 
@@ -50,7 +45,7 @@ def codes(language: str, about: str = "") -> list[str]:
 
 @pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
-def test_with_the_certificates_of_the_page_a_job_runs_over_tls(tmp_path: Path) -> None:
+def test_with_the_certificates_of_the_page_a_job_runs_over_tls(tmp_path):
     (script,), (config,) = codes("sh"), codes("yaml", "ca-file")
     keys = tmp_path / "keys"
     keys.mkdir()
@@ -82,9 +77,7 @@ def test_with_the_certificates_of_the_page_a_job_runs_over_tls(tmp_path: Path) -
             assert refused.returncode == 5, refused.stderr
 
 
-def run_command(
-    command: list[str], directory: Path, environment: dict[str, str]
-) -> subprocess.CompletedProcess[str]:
+def run_command(command, directory, environment):
     return subprocess.run(
         [sys.executable, "-m", "jobrunner", *command],
         cwd=directory,
@@ -104,7 +97,7 @@ _REQUEUED = "requeue 7\n"
 class Slurm:
     """Runs batch scripts as Slurm would on one machine; its commands are scripts on the `PATH`."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory):
         self.directory, self.runs = directory, directory / "scratch" / "runs" / "train"
         self.requeued = directory / "scontrol.log"
         self._bin = directory / "bin"
@@ -117,14 +110,14 @@ class Slurm:
         self.add("python", f'exec {sys.executable} "$@"')
         self.path = f"{self._bin}:{os.environ['PATH']}"
 
-    def add(self, name: str, text: str) -> None:
+    def add(self, name, text):
         """Put a command on the `PATH`."""
         path = self._bin / name
         path.write_text(f"#!/bin/bash\n{text}\n")
         path.chmod(0o755)
 
     @contextmanager
-    def batch(self, script: str) -> Iterator[subprocess.Popen[bytes]]:
+    def batch(self, script):
         """The script, for a block; whatever it has started ends with it, as in Slurm."""
         environment = {
             **os.environ,
@@ -144,16 +137,16 @@ class Slurm:
         finally:
             kill(process)
 
-    def await_epochs(self, more: int) -> None:
+    def await_epochs(self, more):
         """Wait until so many more epochs are recorded."""
         before = self.epochs()
         await_true(lambda: self.epochs() >= before + more, "more epochs")
 
-    def epochs(self) -> int:
+    def epochs(self):
         return len(MultiNodeCheckpointManager(self.runs).epochs())
 
 
-def small(script: str, **numbers: int) -> str:
+def small(script, **numbers):
     """The script with other numbers of what a machine has."""
     for option, number in numbers.items():
         name = option.replace("_", "-")
@@ -163,7 +156,7 @@ def small(script: str, **numbers: int) -> str:
 
 
 @pytest.mark.nightly
-def test_a_job_of_slurm_is_requeued_and_ends(tmp_path: Path) -> None:
+def test_a_job_of_slurm_is_requeued_and_ends(tmp_path):
     slurm = Slurm(tmp_path)
     script = small(_SCRIPTS[0], workers=1, threads=1)
     with slurm.batch(script) as process:
@@ -181,7 +174,7 @@ def test_a_job_of_slurm_is_requeued_and_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_a_job_of_slurm_on_several_machines_is_requeued_and_ends(tmp_path: Path) -> None:
+def test_a_job_of_slurm_on_several_machines_is_requeued_and_ends(tmp_path):
     with socket.socket() as free:
         free.bind(("", 0))
         port = free.getsockname()[1]
@@ -200,9 +193,7 @@ def test_a_job_of_slurm_on_several_machines_is_requeued_and_ends(tmp_path: Path)
 
 
 @pytest.mark.nightly
-def test_workers_that_dask_jobqueue_submits_run_a_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_that_dask_jobqueue_submits_run_a_job(tmp_path, monkeypatch):
     pytest.importorskip("dask_jobqueue")
     slurm = Slurm(tmp_path)
     begin = 'setsid bash "$copy" > worker.log 2>&1 & echo Submitted batch job $!'
@@ -213,7 +204,7 @@ def test_workers_that_dask_jobqueue_submits_run_a_job(
     code = code.replace("cores=32", "cores=1").replace('"128GB"', '"1GB"')
     monkeypatch.setenv("PATH", slurm.path)
     monkeypatch.chdir(tmp_path)
-    module: dict[str, Any] = {"__name__": "__main__"}
+    module = {"__name__": "__main__"}
     exec(compile(_JOB.replace("60", "3"), "train.py", "exec"), module)
     try:
         exec(compile(code, "slurm.md", "exec"), module)
@@ -230,7 +221,7 @@ def test_workers_that_dask_jobqueue_submits_run_a_job(
 _MANIFESTS = {it["kind"]: it for it in map(yaml.safe_load, codes("yaml", "kind: "))}
 
 
-def test_the_manifests_for_kubernetes_fit_each_other() -> None:
+def test_the_manifests_for_kubernetes_fit_each_other():
     cluster, run = _MANIFESTS["DaskCluster"], _MANIFESTS["Job"]
     (client,) = run["spec"]["template"]["spec"]["containers"]
     options = dict(zip(client["command"][3::2], client["command"][4::2], strict=True))

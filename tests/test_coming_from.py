@@ -1,16 +1,11 @@
 """The blocks of pages that need a library which tests do not require."""
 
-from __future__ import annotations
-
 import importlib
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from jobrunner import Job, JobRunner, MultiNodeCheckpointManager, Session, Task, epoch_limiter
+from jobrunner import Job, JobRunner, MultiNodeCheckpointManager, Task, epoch_limiter
 from jobrunner.data import from_iterable, from_records
 from tests.pages import block
 
@@ -18,9 +13,7 @@ X = np.random.default_rng(0).random((64, 3), dtype="float32")
 Y = (X @ [1.0, 2.0, 3.0]).astype("float32")[:, None]
 
 
-def _resumes_alike(
-    made: dict[str, Callable[..., Any]], step: Callable[..., Any], session: Session, path: Path
-) -> list[float]:
+def _resumes_alike(made, step, session, path):
     """Run whole, and interrupted after each epoch; expect the same weights; return the losses."""
     for name, stops in (("whole", [3]), ("resumed", [1, 2, 3])):
         for epochs in stops:
@@ -42,17 +35,15 @@ def _resumes_alike(
     return [row["metrics"]["loss"] for row in manager.past_epochs() if row["epoch"]]
 
 
-def test_a_module_of_pytorch_is_trained_as_the_page_says(
-    inproc_session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_of_pytorch_is_trained_as_the_page_says(inproc_session, tmp_path, monkeypatch):
     torch = pytest.importorskip("torch", reason="torch is not installed")
     imports = "import torch\nfrom torch.nn import functional as F\nfrom jobrunner import Mean, current_task"
     code = block("coming-from.md", "def make_optimizer").code
     (tmp_path / "block_of_the_page.py").write_text(f"{imports}\n{code}")
     monkeypatch.syspath_prepend(tmp_path)
-    page: Any = importlib.import_module("block_of_the_page")
+    page = importlib.import_module("block_of_the_page")
 
-    def make_net() -> Any:
+    def make_net():
         torch.manual_seed(0)
         return torch.nn.Linear(3, 1)
 
@@ -64,7 +55,7 @@ def test_a_module_of_pytorch_is_trained_as_the_page_says(
     }
     losses = _resumes_alike(made, page.training_step, inproc_session, tmp_path)
     assert losses[-1] < losses[0]
-    names: dict[str, Any] = {
+    names = {
         "nn": torch.nn,
         "manager": MultiNodeCheckpointManager(tmp_path / "resumed"),
     }
@@ -74,18 +65,18 @@ def test_a_module_of_pytorch_is_trained_as_the_page_says(
 
 
 @pytest.mark.filterwarnings("ignore")  # of its pickler
-def test_a_shuffled_stream_of_hugging_face_loses_no_record_if_it_is_read_again() -> None:
+def test_a_shuffled_stream_of_hugging_face_loses_no_record_if_it_is_read_again():
     datasets = pytest.importorskip("datasets", reason="datasets is not installed")
     data = datasets.Dataset.from_dict({"n": list(range(200))})
     dataset = data.to_iterable_dataset(num_shards=4).shuffle(seed=3, buffer_size=50)
     code = block("data.md", "def stream").code
 
-    def make_reader() -> Any:
-        names: dict[str, Any] = {"dataset": dataset, "from_iterable": from_iterable}
+    def make_reader():
+        names = {"dataset": dataset, "from_iterable": from_iterable}
         exec(code, names)
         return names["reader"]
 
-    def numbers(reader: Any) -> list[int]:
+    def numbers(reader):
         return [int(row["n"]) for batch in reader for row in batch]
 
     whole, saved, resumed = make_reader(), make_reader(), make_reader()

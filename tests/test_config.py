@@ -1,9 +1,6 @@
 """The configuration: its documentation, its use, and what its values may be."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import dask
 import pytest
@@ -16,7 +13,7 @@ _ROOT = Path(__file__).parents[1]
 _PACKAGE = Path(config.__file__).parent
 
 
-def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flatten(tree, prefix=""):
     flat = {}
     for key, value in tree.items():
         name = f"{prefix}{key}"
@@ -28,7 +25,7 @@ _DEFAULTS = _flatten(yaml.safe_load((_PACKAGE / "jobrunner.yaml").read_text())["
 
 
 @pytest.mark.parametrize(("key", "value"), _DEFAULTS.items())
-def test_each_key_is_documented_and_used(key: str, value: float | str) -> None:
+def test_each_key_is_documented_and_used(key, value):
     default = str(value).lower() if isinstance(value, bool) else value
     guide = (_ROOT / "docs" / "command-line.md").read_text()
     assert f"| `jobrunner.{key}` | {default} |" in guide
@@ -36,13 +33,13 @@ def test_each_key_is_documented_and_used(key: str, value: float | str) -> None:
     assert any(f'"{key}"' in path.read_text() for path in readers)
 
 
-def test_the_file_that_the_page_shows_sets_keys_that_exist() -> None:
+def test_the_file_that_the_page_shows_sets_keys_that_exist():
     (file,) = blocks("command-line.md", "yaml")
     assert _flatten(yaml.safe_load(file.code)["jobrunner"]).keys() <= _DEFAULTS.keys()
 
 
 @pytest.mark.parametrize("value", [-1, "many", None, True, float("nan")])
-def test_another_value_is_refused(value: Any) -> None:
+def test_another_value_is_refused(value):
     with dask.config.set({"jobrunner.memory-share": value, "jobrunner.dashboard": value}):
         with pytest.raises(DefinitionError, match="memory-share .* must be a number >= 0"):
             config.get_number("memory-share")

@@ -1,7 +1,5 @@
 """The Python blocks of the guides run, one after another as a reader would type them."""
 
-from __future__ import annotations
-
 import ast
 import configparser
 import doctest
@@ -10,8 +8,6 @@ import re
 import sys
 import tomllib
 import types
-from collections.abc import Iterator
-from pathlib import Path
 
 import click
 import dask
@@ -24,7 +20,6 @@ from jobrunner import (
     JobRunner,
     MultiNodeCheckpointManager,
     Node,
-    Session,
     Task,
     epoch_limiter,
     errors,
@@ -37,7 +32,7 @@ _DOCUMENTS = [page for page in PAGES if blocks(page, "python")]
 
 
 @pytest.fixture
-def main_module() -> Iterator[types.ModuleType]:
+def main_module():
     """A fresh ``__main__``: what a script defines there goes to workers by value."""
     before = sys.modules["__main__"]
     module = types.ModuleType("__main__")
@@ -47,12 +42,7 @@ def main_module() -> Iterator[types.ModuleType]:
 
 
 @pytest.mark.parametrize("document", _DOCUMENTS, ids=lambda path: path.name)
-def test_the_python_blocks_run(
-    document: Path,
-    main_module: types.ModuleType,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_python_blocks_run(document, main_module, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(dask.config.config, "scheduler", "synchronous")  # its pool never ends
@@ -68,13 +58,7 @@ _EXAMPLES = [path for path in (ROOT / "jobrunner").rglob("*.py") if ">>> " in pa
 
 
 @pytest.mark.parametrize("path", _EXAMPLES, ids=lambda path: path.stem)
-def test_the_examples_of_docstrings_run(
-    path: Path,
-    main_module: types.ModuleType,
-    inproc_session: Session,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_examples_of_docstrings_run(path, main_module, inproc_session, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
     public = {name: getattr(jobrunner, name) for name in jobrunner.__all__}
@@ -83,14 +67,14 @@ def test_the_examples_of_docstrings_run(
         source = "".join(example.source for example in test.examples)
         if "manager" in source:
             test.globs |= _make_kmeans(inproc_session if "manager.open" in source else None)
-        told: list[str] = []
+        told = []
         failed = doctest.DocTestRunner().run(test, out=told.append).failed
         if failed and "pip install 'dask-jobrunner[" in "".join(told):
             pytest.skip("a library of a callback is not installed")
         assert not failed, "".join(told)
 
 
-def _make_kmeans(session: Session | None) -> dict[str, object]:
+def _make_kmeans(session):
     """What examples take for granted: a job, and a manager; with a session, it has run."""
     with Job("kmeans") as job, Node("server"):
         with job.init_group:
@@ -103,14 +87,14 @@ def _make_kmeans(session: Session | None) -> dict[str, object]:
     return {"job": job, "manager": manager}
 
 
-def test_the_readme_shows_a_part_of_its_main_job() -> None:
+def test_the_readme_shows_a_part_of_its_main_job():
     [shown] = blocks(ROOT / "README.md", "py")
     [command] = [it for it in blocks(ROOT / "README.md", "console")[0].commands if "run" in it]
     assert "examples/kmeans.py" in command
     assert shown.code in (ROOT / "examples" / "kmeans.py").read_text()
 
 
-def test_links_between_documents_lead_somewhere() -> None:
+def test_links_between_documents_lead_somewhere():
     broken = [
         f"{path.relative_to(ROOT)}: {link}"
         for path in PAGES
@@ -120,7 +104,7 @@ def test_links_between_documents_lead_somewhere() -> None:
     assert not broken
 
 
-def test_the_tests_that_pages_name_exist() -> None:
+def test_the_tests_that_pages_name_exist():
     missing = set()
     for path in PAGES:
         for file, name in re.findall(r"`(tests/[\w/.]+)(?:::(\w+))?`", path.read_text()):
@@ -130,7 +114,7 @@ def test_the_tests_that_pages_name_exist() -> None:
     assert not missing
 
 
-def test_the_map_names_every_package_and_module_of_the_top_level() -> None:
+def test_the_map_names_every_package_and_module_of_the_top_level():
     top = ROOT / "jobrunner"
     text = (ROOT / "docs" / "design" / "README.md").read_text()
     tree = text.partition("```text\n")[2].partition("```")[0]
@@ -139,7 +123,7 @@ def test_the_map_names_every_package_and_module_of_the_top_level() -> None:
     assert not missing, f"Put {sorted(missing)} on the map."
 
 
-def test_the_map_lists_packages_in_the_order_of_their_layers_and_who_imports_distributed() -> None:
+def test_the_map_lists_packages_in_the_order_of_their_layers_and_who_imports_distributed():
     top = ROOT / "jobrunner"
     text = (ROOT / "docs" / "design" / "README.md").read_text()
     contracts = configparser.ConfigParser()
@@ -164,7 +148,7 @@ def test_the_map_lists_packages_in_the_order_of_their_layers_and_who_imports_dis
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def _defined(file: Path) -> set[str]:
+def _defined(file):
     """Names of a module's functions and classes, and of their methods as ``Class.method``."""
     names = set()
     for node in ast.parse(file.read_text()).body:
@@ -176,7 +160,7 @@ def _defined(file: Path) -> set[str]:
     return names
 
 
-def test_every_file_and_function_on_the_design_map_exists() -> None:
+def test_every_file_and_function_on_the_design_map_exists():
     package = ROOT / "jobrunner"
     text = (ROOT / "docs" / "design" / "README.md").read_text()
     ways = re.findall(r"`([\w/]+\.py): ([\w.]+)`", text)
@@ -192,7 +176,7 @@ def test_every_file_and_function_on_the_design_map_exists() -> None:
     assert not {path for path in mentioned if not (package / path).exists()}
 
 
-def _exported(module: types.ModuleType) -> set[str]:
+def _exported(module):
     names = getattr(module, "__all__", None) or [
         name
         for name, value in vars(module).items()
@@ -204,7 +188,7 @@ def _exported(module: types.ModuleType) -> set[str]:
 @pytest.mark.parametrize(
     "name", ["jobrunner", "jobrunner.callbacks", "jobrunner.data", "jobrunner.testing"]
 )
-def test_the_reference_has_every_public_name(name: str) -> None:
+def test_the_reference_has_every_public_name(name):
     documented = set[str]()
     for page in (ROOT / "docs" / "api").glob("*.md"):
         module = ""
@@ -216,7 +200,7 @@ def test_the_reference_has_every_public_name(name: str) -> None:
     assert documented == _exported(importlib.import_module(name))
 
 
-def test_the_index_of_errors_has_every_error_and_its_exit_code() -> None:
+def test_the_index_of_errors_has_every_error_and_its_exit_code():
     text = (ROOT / "docs" / "errors.md").read_text()
     named = set(re.findall(r"^## (\w+)$", text, re.M))
     bases = {errors.JobRunnerError, errors.ExecutionError, errors.CheckpointError}
@@ -227,7 +211,7 @@ def test_the_index_of_errors_has_every_error_and_its_exit_code() -> None:
             assert int(row) == exit_code_of(found("")) > 1
 
 
-def test_the_page_on_the_command_line_has_every_command_its_options_and_its_json() -> None:
+def test_the_page_on_the_command_line_has_every_command_its_options_and_its_json():
     text = (ROOT / "docs" / "command-line.md").read_text()
     keys = re.findall(r"^\| `(\w+)` \|", text.partition("## What `--json` holds")[2], re.M)
     assert set(keys) == set(main.commands)
@@ -238,7 +222,7 @@ def test_the_page_on_the_command_line_has_every_command_its_options_and_its_json
                 assert any(option in text for option in param.opts), f"{name} {param.opts}"
 
 
-def test_the_page_on_installing_has_every_extra() -> None:
+def test_the_page_on_installing_has_every_extra():
     about = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for_developers = {"test", "dev", "docs", "browser", "bench"}
     rows = re.findall(r"^\| (`.*`) \|", (ROOT / "docs" / "index.md").read_text(), re.M)

@@ -1,7 +1,5 @@
 """What the pages tell a reader to type into a shell, and the blocks that are no Python."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import os
@@ -10,8 +8,6 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import yaml
@@ -28,7 +24,7 @@ _SHELL_WORDS = {"cd", "sleep", "kill", "chgrp", "chmod", "umask", "until", "grep
 _NOT_OURS = _SHELL_WORDS | {".ci/run"}
 
 
-def test_every_block_runs_or_says_why_it_does_not() -> None:
+def test_every_block_runs_or_says_why_it_does_not():
     """Python and commands run, or are checked, as they are; other blocks name what runs them."""
     for block in _BLOCKS:
         assert block.language, f"{block}: say in which language this is"
@@ -46,18 +42,18 @@ def test_every_block_runs_or_says_why_it_does_not() -> None:
 
 
 @pytest.mark.parametrize("block", [it for it in _BLOCKS if it.language == "py"], ids=str)
-def test_python_that_needs_more_is_python_and_imports_what_exists(block: Block) -> None:
+def test_python_that_needs_more_is_python_and_imports_what_exists(block):
     for node in ast.walk(ast.parse(block.code)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("jobrunner"):
             module = importlib.import_module(node.module or "")
             assert all(hasattr(module, name.name) for name in node.names)
 
 
-def _calls(command: str) -> Iterator[list[str]]:
+def _calls(command):
     """The words of each call in a command line, without what comes before a call."""
     words = shlex.shlex(command, posix=True, punctuation_chars=True)
     words.whitespace_split = True
-    call: list[str] = []
+    call = []
     for word in [*words, ";"]:
         if set(word) <= set("&|;"):
             yield call
@@ -67,7 +63,7 @@ def _calls(command: str) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("block", _SHELL, ids=str)
-def test_every_command_is_understood(block: Block) -> None:
+def test_every_command_is_understood(block):
     for command in block.commands:
         for call in filter(None, _calls(command)):
             name, *words = call[0].removeprefix(".venv/bin/"), *call[1:]
@@ -130,7 +126,7 @@ _SAID = {
 """Among what the commands of a page say."""
 
 
-def _await_epochs(command: str) -> str:
+def _await_epochs(command):
     """The command with a wait for some epochs in the place of some seconds."""
     found = re.search(r"--checkpoint (\S+) .* sleep \d+; kill", command)
     if not found:
@@ -141,7 +137,7 @@ def _await_epochs(command: str) -> str:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("page", sorted(_PAGES), ids=lambda it: it.name)
-def test_the_commands_of_a_page_run_on_its_files(page: Path, tmp_path: Path) -> None:
+def test_the_commands_of_a_page_run_on_its_files(page, tmp_path):
     """As a reader types them, with a file that the page leaves to the reader."""
     (tmp_path / "train.py").write_text(_JOB)
     (tmp_path / "examples").symlink_to(ROOT / "examples")

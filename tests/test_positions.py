@@ -1,7 +1,5 @@
 """Positions order between epochs, and have one textual form."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import random
@@ -17,21 +15,21 @@ from jobrunner.positions import parse_position, position_from_json, read_positio
 AT = Position(4, 200)
 
 
-def test_a_position_lies_between_its_whole_epochs_and_the_next() -> None:
+def test_a_position_lies_between_its_whole_epochs_and_the_next():
     order = [Position(0), Position(0, 9), Position(4), Position(4, 20), AT, Position(5)]
     assert sorted(random.Random(1).sample(order, 6)) == order
     assert hash(AT) == hash(Position(4, 200))
 
 
-def test_a_position_is_no_int_and_users_get_an_int_for_a_whole_epoch() -> None:
+def test_a_position_is_no_int_and_users_get_an_int_for_a_whole_epoch():
     assert Position(4) != 4
     with pytest.raises(TypeError):
-        sorted([AT, 5])  # type: ignore[type-var]
+        sorted([AT, 5])
     assert (Position(4).public, AT.public) == (4, AT)
-    assert type(Position(np.int64(4)).public) is int  # type: ignore[arg-type]
+    assert type(Position(np.int64(4)).public) is int
 
 
-def test_it_is_copied_pickled_and_written() -> None:
+def test_it_is_copied_pickled_and_written():
     for other in (copy.deepcopy(AT), pickle.loads(pickle.dumps(AT))):
         assert other == AT
     assert f"{AT} {Position(4)} {AT!r} {Position(4)!r}" == "4.s200 4 Position(4, 200) Position(4)"
@@ -44,12 +42,12 @@ def test_it_is_copied_pickled_and_written() -> None:
 
 
 @pytest.mark.parametrize("text", ["4.s0", "04.s1", "4.s", "4.s01", "-1.s1", "4.S2", "4.s2 ", "s2"])
-def test_other_texts_are_none(text: str) -> None:
+def test_other_texts_are_none(text):
     assert parse_position(text) is None
     assert parse_store_name(f"a.{text}") is None
 
 
-def test_it_is_read_from_texts_and_pairs() -> None:
+def test_it_is_read_from_texts_and_pairs():
     for value in (AT, (4, 200), "4.s200"):
         assert Position.of(value) == AT
     for value in (4, (4, 0), Position(4)):

@@ -13,7 +13,7 @@ other others rest again
 """
 
 
-def bound_words(path: Path) -> list[str]:
+def bound_words(path):
     words = []
     function_words = FUNCTION_WORDS.split()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -27,7 +27,7 @@ def bound_words(path: Path) -> list[str]:
     return words
 
 
-def test_values_are_named_by_nouns() -> None:
+def test_values_are_named_by_nouns():
     words = []
     for path in sorted(PACKAGE.rglob("*.py")):
         words += bound_words(path)

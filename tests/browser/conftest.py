@@ -1,10 +1,6 @@
 """A browser, and pages in it at the sizes and colours that users have."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
@@ -14,7 +10,7 @@ SCREENS = [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser():
     """Chromium: that of the system, or else the one that playwright installed."""
     api = pytest.importorskip("playwright.sync_api", reason="pip install -e '.[browser]'")
     names = ("chromium", "chromium-browser", "google-chrome")
@@ -29,15 +25,15 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(params=SCREENS, ids=lambda it: f"{it[0]}-{it[1]}")
-def open_page(browser: Any, request: pytest.FixtureRequest) -> Iterator[Callable[[str], Any]]:
+def open_page(browser, request):
     """Opens an address on each screen; warnings, errors and requests elsewhere fail the test."""
     width, colours = request.param
     context = browser.new_context(
         viewport={"width": width, "height": 900}, color_scheme=colours, offline=False
     )
-    said: list[str] = []
+    said = []
 
-    def open_page(address: str) -> Any:
+    def open_page(address):
         page = context.new_page()
         page.on("console", lambda it: said.append(it.text) if it.type in _BAD else None)
         page.on("pageerror", lambda error: said.append(str(error)))
@@ -50,14 +46,14 @@ def open_page(browser: Any, request: pytest.FixtureRequest) -> Iterator[Callable
     assert not said
 
 
-def check_accessible(page: Any) -> None:
+def check_accessible(page):
     """Fail with what axe-core finds wrong with the page."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     found = axe.run(page)
     assert not found.violations_count, found.generate_report()
 
 
-def check_width(page: Any) -> None:
+def check_width(page):
     """Fail if the page is wider than the screen."""
     wide = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
     assert wide <= 0

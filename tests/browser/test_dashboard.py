@@ -1,12 +1,7 @@
 """The page on Dask's dashboard in a browser: it is live, and shows a loss."""
 
-from __future__ import annotations
-
 import re
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import dask
 import pytest
@@ -19,7 +14,7 @@ from tests.browser.conftest import check_accessible, check_width
 pytestmark = pytest.mark.browser
 
 
-def fail_once(flag: Path) -> bool:
+def fail_once(flag):
     """Raise in the third epoch, and end when asked to."""
     time.sleep(0.05)  # an epoch that can be seen
     lines = flag.read_text()
@@ -30,7 +25,7 @@ def fail_once(flag: Path) -> bool:
 
 
 @pytest.fixture
-def cluster() -> Iterator[LocalCluster]:
+def cluster():
     pytest.importorskip("bokeh")
     with (
         dask.config.set({"distributed.scheduler.preload": ["jobrunner.dashboard"]}),
@@ -39,9 +34,7 @@ def cluster() -> Iterator[LocalCluster]:
         yield cluster
 
 
-def test_the_page_shows_runs_as_they_go_on(
-    cluster: LocalCluster, open_page: Callable[[str], Any], tmp_path: Path
-) -> None:
+def test_the_page_shows_runs_as_they_go_on(cluster, open_page, tmp_path):
     expect = pytest.importorskip("playwright.sync_api").expect
     page = open_page(f"http://127.0.0.1:{cluster.scheduler.http_server.port}/individual-jobrunner")
     page.get_by_text("No job runs on this cluster now.").wait_for()

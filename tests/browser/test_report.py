@@ -1,11 +1,5 @@
 """The report in a browser: on wide and narrow screens, light and dark."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from jobrunner.story import to_page
@@ -15,9 +9,7 @@ from tests.story.stories import make_story
 pytestmark = pytest.mark.browser
 
 
-def test_everyone_can_read_the_report_on_every_screen(
-    open_page: Callable[[str], Any], tmp_path: Path
-) -> None:
+def test_everyone_can_read_the_report_on_every_screen(open_page, tmp_path):
     path = tmp_path / "report.html"
     path.write_text(to_page(make_story(40, text=" a-long-word" * 9)), encoding="utf-8")
     page = open_page(path.as_uri())

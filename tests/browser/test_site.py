@@ -1,11 +1,8 @@
 """The documentation's pages on a phone, and their search."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,7 +12,7 @@ pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory):
     pytest.importorskip("sphinx_book_theme", reason="pip install -e '.[docs]'")
     made = tmp_path_factory.mktemp("site")
     docs = Path(__file__).parents[2] / "docs"
@@ -25,7 +22,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.timeout(240)
-def test_every_page_fits_a_phone(browser: Any, site: Path) -> None:
+def test_every_page_fits_a_phone(browser, site):
     page = browser.new_page(viewport={"width": 390, "height": 900})
     for path in sorted(site.rglob("*.html")):
         if "_static" not in path.parts:
@@ -34,7 +31,7 @@ def test_every_page_fits_a_phone(browser: Any, site: Path) -> None:
     page.close()
 
 
-def test_the_search_finds_what_is_typed(browser: Any, site: Path) -> None:
+def test_the_search_finds_what_is_typed(browser, site):
     page = browser.new_page()
     page.goto((site / "index.html").as_uri())
     page.keyboard.press("Control+k")

@@ -1,10 +1,6 @@
 """A checkpoint directory; and what tests import is forgotten."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import cloudpickle
 import pytest
@@ -13,7 +9,7 @@ from tests.cli.directories import begin, save
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> Path:
+def runs(tmp_path):
     """Directory 0 to 3, of a run that has ended."""
     manager = begin(tmp_path / "runs")
     for epoch in range(4):
@@ -23,7 +19,7 @@ def runs(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _imports_of_scripts_are_undone() -> Iterator[None]:
+def _imports_of_scripts_are_undone():
     path, modules = list(sys.path), set(sys.modules)
     yield
     sys.path[:] = path

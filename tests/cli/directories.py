@@ -1,14 +1,9 @@
 """Checkpoint directories to run commands on, and a way to run them."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from jobrunner import MultiNodeCheckpointManager
 from jobrunner.checkpoint.log.log_writer import STATE_INTERVAL
@@ -20,23 +15,21 @@ from jobrunner.workspace.workspace import Workspace
 from tests.saves import save_epoch
 
 
-def invoke(*args: object) -> Result:
+def invoke(*args):
     return CliRunner().invoke(main, [str(arg) for arg in args])
 
 
-def ask(*args: object) -> Any:
+def ask(*args):
     return json.loads(invoke(*args, "--json").stdout)
 
 
-def begin(path: Path, **options: Any) -> MultiNodeCheckpointManager:
+def begin(path, **options):
     manager = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False), **options)
     manager.run.start(["a", "b"], {"plan": {"job": "p"}})
     return manager
 
 
-def save(
-    manager: MultiNodeCheckpointManager, epoch: int, extra: Mapping[str, Any] | None = None
-) -> None:
+def save(manager, epoch, extra=None):
     workspaces = {node: Workspace(node) for node in "ab"}
     for workspace in workspaces.values():
         workspace.globals.update(w=np.arange(6.0), step=epoch, **(extra or {}))
@@ -45,11 +38,11 @@ def save(
     manager.retention.sweeper.drain()
 
 
-def recorded(path: Path) -> list[int]:
+def recorded(path):
     return MultiNodeCheckpointManager(path).epochs()
 
 
-def lengthen_log(path: Path) -> None:
+def lengthen_log(path):
     """Append entries until one has the full state: readers need none of those before it."""
     manager = MultiNodeCheckpointManager(path)
     for _ in range(STATE_INTERVAL // 2):
@@ -60,11 +53,11 @@ def lengthen_log(path: Path) -> None:
 class PrunedMeanwhile(PosixFiles):
     """Epochs are pruned at the n-th operation on a path that contains `at`."""
 
-    def __init__(self, path: Path, at: str, count: int = 1) -> None:
+    def __init__(self, path, at, count=1):
         super().__init__()
         self.path, self.at, self.left = path, at, count
 
-    def before(self, operation: str, path: str) -> None:
+    def before(self, operation, path):
         self.left -= self.at in path
         if self.at in path and self.left == 0:
             assert invoke("prune", self.path, "--keep-last", 2).exit_code == 0

@@ -1,11 +1,7 @@
 """Commands on single epochs: `diff`, `verify`, `pin`, `restore` and `copy`."""
 
-from __future__ import annotations
-
 import itertools
 import shutil
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +16,7 @@ from tests.cli.directories import PrunedMeanwhile, ask, begin, invoke, lengthen_
 from tests.sampling import sampled
 
 
-def test_diff_names_each_blob_that_differs_and_by_how_much(tmp_path: Path) -> None:
+def test_diff_names_each_blob_that_differs_and_by_how_much(tmp_path):
     manager = begin(tmp_path / "k")
     save(manager, 0, {"u": np.array([1.0, 2.0, np.nan]), "gone": 1, "same": [1, {"x": "y"}]})
     save(manager, 1, {"u": np.array([1.0, 2.5, np.nan]), "new": 1, "same": [1, {"x": "y"}]})
@@ -33,7 +29,7 @@ def test_diff_names_each_blob_that_differs_and_by_how_much(tmp_path: Path) -> No
     assert invoke("diff", f"{tmp_path}/k@9", "@1").exit_code == 6
 
 
-def test_restore_records_an_epoch_again_that_a_rewind_set_aside(runs: Path) -> None:
+def test_restore_records_an_epoch_again_that_a_rewind_set_aside(runs):
     again = begin(runs)
     again.run.rewind(None, "start afresh")
     save(again, 0, {"other": 1})
@@ -50,7 +46,7 @@ def test_restore_records_an_epoch_again_that_a_rewind_set_aside(runs: Path) -> N
     assert [row["epoch"] for row in manager.past_epochs()] == [0, 2, 3]
 
 
-def test_damage_is_found_before_anything_is_restored_or_copied(runs: Path, tmp_path: Path) -> None:
+def test_damage_is_found_before_anything_is_restored_or_copied(runs, tmp_path):
     chunk = runs / "a.2" / "w" / "c.0"
     chunk.write_bytes(chunk.read_bytes()[::-1])
     target = tmp_path / "copy"
@@ -74,7 +70,7 @@ def test_damage_is_found_before_anything_is_restored_or_copied(runs: Path, tmp_p
     assert not (runs / "a.2.r1").exists()
 
 
-def test_copies_are_complete_checkpoints(runs: Path, tmp_path: Path) -> None:
+def test_copies_are_complete_checkpoints(runs, tmp_path):
     again = begin(runs)
     again.run.finish(Position(3))
     again.run.end()
@@ -103,10 +99,8 @@ def test_copies_are_complete_checkpoints(runs: Path, tmp_path: Path) -> None:
 
 @sampled("every_kth", sample=4, nightly=1)
 @pytest.mark.parametrize("command", ["copy", "info", "pin"])
-def test_an_epoch_may_be_deleted_at_any_operation(
-    runs: Path, tmp_path: Path, command: str, every_kth: int
-) -> None:
-    commands: dict[str, Callable[[MultiNodeCheckpointManager, Path], object]] = {
+def test_an_epoch_may_be_deleted_at_any_operation(runs, tmp_path, command, every_kth):
+    commands = {
         "copy": lambda manager, copy: copy_epochs(manager.directory, [Position(0)], str(copy)),
         "info": lambda manager, copy: describe_checkpoint(manager.directory, Position(0)),
         "pin": lambda manager, copy: manager.pin(3, "paper"),  # which stays
@@ -129,9 +123,7 @@ def test_an_epoch_may_be_deleted_at_any_operation(
     assert outcomes == (set() if command == "pin" else {False, True})
 
 
-def test_verify_and_copy_of_all_epochs_skip_those_that_are_deleted_meanwhile(
-    runs: Path, tmp_path: Path
-) -> None:
+def test_verify_and_copy_of_all_epochs_skip_those_that_are_deleted_meanwhile(runs, tmp_path):
     again, target = shutil.copytree(runs, tmp_path / "again"), str(tmp_path / "copy")
     epochs = MultiNodeCheckpointManager(runs).positions()
     directory = Directory(runs, files=PrunedMeanwhile(runs, "/a.0/"))
@@ -145,7 +137,7 @@ def test_verify_and_copy_of_all_epochs_skip_those_that_are_deleted_meanwhile(
     assert output.data["epochs"] == [2, 3] == recorded(tmp_path / "copy")
 
 
-def test_verify_names_each_damaged_epoch_and_entry_and_exits_with_7(runs: Path) -> None:
+def test_verify_names_each_damaged_epoch_and_entry_and_exits_with_7(runs):
     whole = invoke("verify", runs)
     assert (whole.exit_code, whole.stdout.startswith("whole: 0 to 3\n")) == (0, True)
     chunk = runs / "a.1" / "w" / "c.0"
@@ -168,9 +160,7 @@ def test_verify_names_each_damaged_epoch_and_entry_and_exits_with_7(runs: Path) 
     assert ask("verify", runs, 2, "--deep")["log"]["repaired"] == [3]
 
 
-def test_copy_refuses_a_target_within_or_above_a_checkpoint_directory(
-    runs: Path, tmp_path: Path
-) -> None:
+def test_copy_refuses_a_target_within_or_above_a_checkpoint_directory(runs, tmp_path):
     (tmp_path / "link").symlink_to(runs / "a.0")
     before = sorted(tmp_path.rglob("*"))
     for target, says in (

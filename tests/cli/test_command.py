@@ -1,7 +1,5 @@
 """The command line without a cluster: help, usage, exit codes, and what is imported for it."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -29,9 +27,7 @@ ROOT = Path(__file__).parents[2]
     ],
     ids=lambda args: " ".join(args)[:80],
 )
-def test_wrong_usage_exits_with_2_and_no_traceback(
-    args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_usage_exits_with_2_and_no_traceback(args, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = invoke(*args)
     assert (result.exit_code, result.stdout) == (2, "")
@@ -44,7 +40,7 @@ def test_wrong_usage_exits_with_2_and_no_traceback(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_exit_codes_are_in_the_help_and_in_the_guide() -> None:
+def test_the_exit_codes_are_in_the_help_and_in_the_guide():
     guide = (ROOT / "docs" / "command-line.md").read_text()
     for code in {0, 1, DIFFERENT, SAVES_FAILED, 130, 143, *EXIT_CODES.values()}:
         assert f"| {code} |" in guide
@@ -55,7 +51,7 @@ FEW = "numpy zarr dask distributed rich jobrunner.run jobrunner.compile"
 
 
 @pytest.mark.parametrize("command", ["run --help", "ls {0}", "diff {0}@1 @2"])
-def test_commands_load_only_what_they_need(command: str, runs: Path) -> None:
+def test_commands_load_only_what_they_need(command, runs):
     heavy = "dask zarr" if "diff" in command else FEW
     code = (
         "import contextlib, sys\n"
@@ -73,7 +69,7 @@ def test_commands_load_only_what_they_need(command: str, runs: Path) -> None:
 
 
 @pytest.mark.parametrize("name", main.commands)
-def test_the_help_of_every_command_has_examples_that_it_understands(name: str) -> None:
+def test_the_help_of_every_command_has_examples_that_it_understands(name):
     text = CliRunner(env={"COLUMNS": "80"}).invoke(main, [name, "--help"]).output
     assert max(map(len, text.splitlines())) <= 80
     examples = re.findall(r'^      (?:eval "\$\()?jobrunner (\w+) ?([^|>)\n]*)', text, re.M)
@@ -83,13 +79,11 @@ def test_the_help_of_every_command_has_examples_that_it_understands(name: str) -
         main.commands[name].make_context(name, words.split())  # raises for what it does not know
 
 
-def test_a_closed_pipe_is_no_failure(runs: Path) -> None:
+def test_a_closed_pipe_is_no_failure(runs):
     command = [sys.executable, "-m", "jobrunner", "ls", str(runs), "--json"]
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
         process.stdout.close()
         told = process.stderr.read()
     assert (process.returncode, told) == (0, "")

@@ -1,10 +1,7 @@
 """Links and pipes in a checkpoint directory, which a stranger may have put there."""
 
-from __future__ import annotations
-
 import os
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -29,9 +26,9 @@ PLACES = [
 ]
 
 
-def tree(path: Path) -> dict[str, object]:
+def tree(path):
     """All that is in a directory, with what a program could have changed."""
-    found: dict[str, object] = {}
+    found = {}
     for at in sorted(path.rglob("*")):
         about = at.lstat()
         content = at.read_bytes() if at.is_file() else None
@@ -40,7 +37,7 @@ def tree(path: Path) -> dict[str, object]:
 
 
 @pytest.fixture
-def outside(tmp_path: Path) -> Path:
+def outside(tmp_path):
     """What nobody may touch."""
     path = tmp_path / "outside"
     (path / "empty").mkdir(parents=True)
@@ -49,7 +46,7 @@ def outside(tmp_path: Path) -> Path:
     return path
 
 
-def move_and_link(path: Path, outside: Path) -> None:
+def move_and_link(path, outside):
     """Put a link to what was there, or to a directory, in its place."""
     target = outside
     if path.exists():
@@ -59,7 +56,7 @@ def move_and_link(path: Path, outside: Path) -> None:
     path.symlink_to(target)
 
 
-def run_all(runs: Path) -> dict[str, str]:
+def run_all(runs):
     """What each command says, and what a run that resumes there says."""
     said = {}
     for command in COMMANDS:
@@ -81,7 +78,7 @@ def run_all(runs: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_what_a_link_leads_to_is_not_touched(place: str, runs: Path, outside: Path) -> None:
+def test_what_a_link_leads_to_is_not_touched(place, runs, outside):
     move_and_link(runs / place, outside)
     before = tree(outside)
     said = run_all(runs)
@@ -95,7 +92,7 @@ def test_what_a_link_leads_to_is_not_touched(place: str, runs: Path, outside: Pa
 
 
 @pytest.mark.parametrize("place", ["_log/0000000003.json", "_runs/x/heartbeat", "a.1/w/c.0"])
-def test_nobody_waits_for_the_other_end_of_a_pipe(place: str, runs: Path) -> None:
+def test_nobody_waits_for_the_other_end_of_a_pipe(place, runs):
     path = runs / place
     path.unlink(missing_ok=True)
     path.parent.mkdir(exist_ok=True)
@@ -104,7 +101,7 @@ def test_nobody_waits_for_the_other_end_of_a_pipe(place: str, runs: Path) -> Non
     assert path.name == "heartbeat" or any(f"{path} is a pipe" in text for text in texts)
 
 
-def test_a_file_with_another_name_elsewhere_is_replaced(runs: Path, outside: Path) -> None:
+def test_a_file_with_another_name_elsewhere_is_replaced(runs, outside):
     manager = MultiNodeCheckpointManager(runs)
     manager.run.start(["a", "b"], {})
     try:

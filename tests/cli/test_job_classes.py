@@ -1,11 +1,8 @@
 """Classes of the job's own file: a resume binds saved values to those of the running job."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -66,7 +63,7 @@ if __name__ == "__main__":
 """
 
 
-def run_here(file: Path, epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def run_here(file, epochs, monkeypatch):
     """Load the job's file again, as another process would, and run the job."""
     monkeypatch.setenv("EPOCHS", str(epochs))
     job = Script(str(file)).job()
@@ -76,15 +73,13 @@ def run_here(file: Path, epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     del sys.modules[f"jobrunner_script_{file.stem}"]
 
 
-def assert_right(directory: Path, epoch: int) -> None:
+def assert_right(directory, epoch):
     """Expect that both nodes have found all classes in that epoch."""
     checkpoint = MultiNodeCheckpointManager(directory / "runs").open(epoch)
     assert [checkpoint[node]["wrong"] for node in "ab"] == [[], []]
 
 
-def test_a_job_in_a_file_of_another_name_finds_its_classes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_in_a_file_of_another_name_finds_its_classes(tmp_path, monkeypatch):
     before = tmp_path / "job.py"
     before.write_text(JOB)
     for epochs, file in enumerate(("my_job.py", "my-job.py"), 1):
@@ -96,9 +91,7 @@ def test_a_job_in_a_file_of_another_name_finds_its_classes(
 
 
 @pytest.mark.nightly
-def test_a_run_by_the_command_resumes_one_of_a_script_and_the_other_way_round(
-    tmp_path: Path,
-) -> None:
+def test_a_run_by_the_command_resumes_one_of_a_script_and_the_other_way_round(tmp_path):
     (tmp_path / "job.py").write_text(JOB)
     options = ["--checkpoint", "runs", "--workers", "2", "--allow-pickle"]
     script, command = ["job.py"], ["-m", "jobrunner", "run", "job.py", *options]
@@ -159,12 +152,8 @@ with Job("refused") as job:
     ],
 )
 def test_a_class_that_is_not_found_by_its_name_is_refused_before_epoch_0(
-    value: str,
-    why: str,
-    error: type[Exception],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    value, why, error, tmp_path, monkeypatch
+):
     monkeypatch.setitem(sys.modules, "__main__", (main := ModuleType("__main__")))
     exec(REFUSED.replace("VALUE", value), vars(main))  # workers do not have the file
     manager = MultiNodeCheckpointManager(tmp_path / "runs")
@@ -176,9 +165,7 @@ def test_a_class_that_is_not_found_by_its_name_is_refused_before_epoch_0(
     assert manager.epochs() == []
 
 
-def test_a_class_that_is_gone_is_named_before_anything_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_class_that_is_gone_is_named_before_anything_runs(tmp_path, monkeypatch):
     job = tmp_path / "job.py"
     job.write_text(JOB)
     run_here(job, 1, monkeypatch)

@@ -1,7 +1,5 @@
 """The keys of the JSON that each command prints."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -9,7 +7,7 @@ from jobrunner.positions import Position
 from tests.cli.directories import ask, begin
 
 
-def documented(command: str) -> tuple[set[str], dict[str, set[str]]]:
+def documented(command):
     """The keys that the guide names for a command, and those of what some of them hold."""
     guide = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text()
     found = re.search(rf"^\| `{command}` \| (`path`.*|`a`.*) \|$", guide, re.M)
@@ -19,9 +17,7 @@ def documented(command: str) -> tuple[set[str], dict[str, set[str]]]:
     return set(keys), {key: set(re.findall(r"`(\w+)`", text)) for key, text in each.items()}
 
 
-def test_the_json_of_every_command_has_the_keys_that_the_guide_names(
-    runs: Path, tmp_path: Path
-) -> None:
+def test_the_json_of_every_command_has_the_keys_that_the_guide_names(runs, tmp_path):
     again = begin(runs)
     again.run.rewind(Position(2), "a try")
     again.run.end()

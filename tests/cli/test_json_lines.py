@@ -1,14 +1,10 @@
 """What `jobrunner run --log-format json` prints."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-from distributed import LocalCluster
 
 from tests.cli.directories import invoke
 
@@ -35,13 +31,13 @@ def make(fail: int = -1) -> Job:
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> Path:
+def script(tmp_path):
     path = tmp_path / "job.py"
     path.write_text(SCRIPT)
     return path
 
 
-def documented(section: str) -> dict[str, set[str]]:
+def documented(section):
     """The keys in the rows of a table; of those with a choice, only what stands outside of it."""
     found = {}
     for row in re.findall(r"^\| (`.*) \|$", GUIDE.partition(section)[2].partition("\n\n")[2], re.M):
@@ -51,13 +47,11 @@ def documented(section: str) -> dict[str, set[str]]:
     return found
 
 
-def lines(text: str) -> list[dict[str, Any]]:
+def lines(text):
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_each_line_is_an_object_with_the_keys_that_the_guide_names(
-    process_cluster: LocalCluster, script: Path
-) -> None:
+def test_each_line_is_an_object_with_the_keys_that_the_guide_names(process_cluster, script):
     options = ["--scheduler", process_cluster.scheduler_address, "--log-format", "json"]
     result = invoke("run", f"{script}:make", "--checkpoint", script.parent / "runs", *options)
     events = lines(result.stdout)
@@ -75,9 +69,7 @@ def test_each_line_is_an_object_with_the_keys_that_the_guide_names(
     assert result.exit_code == 0
 
 
-def test_an_error_and_wrong_usage_are_the_last_line(
-    process_cluster: LocalCluster, script: Path
-) -> None:
+def test_an_error_and_wrong_usage_are_the_last_line(process_cluster, script):
     run = ["run", f"{script}:make", "--checkpoint", script.parent / "runs", "--log-format=json"]
     address = process_cluster.scheduler_address
     result = invoke(*run, "--scheduler", address, "--param", "fail=1")

@@ -1,16 +1,13 @@
 """Commands on a whole directory: `prune` and `fsck`."""
 
-from __future__ import annotations
-
 import shutil
-from pathlib import Path
 
 from jobrunner.positions import Position
 from tests.cli.directories import ask, begin, invoke, lengthen_log, recorded, save
 from tests.saves import Save
 
 
-def test_prune_does_what_its_dry_run_shows(runs: Path) -> None:
+def test_prune_does_what_its_dry_run_shows(runs):
     before = sorted(runs.rglob("*"))
     dry = ask("prune", runs, "--keep-last", 2, "--dry-run")
     assert (dry["retired"], dry["kept"], dry["dry_run"]) == ([0, 1], [2, 3], True)
@@ -23,8 +20,8 @@ def test_prune_does_what_its_dry_run_shows(runs: Path) -> None:
     assert "deleted: none (" in invoke("prune", runs, "--keep-last", 2).stdout
 
 
-def test_prune_keeps_epochs_that_any_option_keeps_pinned_ones_and_the_newest(runs: Path) -> None:
-    def kept(*options: object) -> list[int]:
+def test_prune_keeps_epochs_that_any_option_keeps_pinned_ones_and_the_newest(runs):
+    def kept(*options):
         return list(ask("prune", runs, "--dry-run", *options)["kept"])
 
     assert kept("--keep-every", 2) == [0, 2, 3]
@@ -40,7 +37,7 @@ def test_prune_keeps_epochs_that_any_option_keeps_pinned_ones_and_the_newest(run
         assert invoke("prune", runs, *options).exit_code == 2
 
 
-def test_prune_deletes_nothing_if_a_record_that_decides_cannot_be_read(runs: Path) -> None:
+def test_prune_deletes_nothing_if_a_record_that_decides_cannot_be_read(runs):
     lengthen_log(runs)
     (runs / "_log" / "0000000003.json").write_bytes(b"")  # of epoch 1
     before = sorted(runs.rglob("*"))
@@ -55,7 +52,7 @@ def test_prune_deletes_nothing_if_a_record_that_decides_cannot_be_read(runs: Pat
     assert recorded(runs) == [1, 2, 3]
 
 
-def test_prune_is_refused_while_a_run_uses_the_directory_and_pin_is_not(tmp_path: Path) -> None:
+def test_prune_is_refused_while_a_run_uses_the_directory_and_pin_is_not(tmp_path):
     run = begin(tmp_path / "k")
     save(run, 0)
     save(run, 1)
@@ -65,7 +62,7 @@ def test_prune_is_refused_while_a_run_uses_the_directory_and_pin_is_not(tmp_path
     assert ask("prune", tmp_path / "k", "--keep-last", 1)["kept"] == [0, 1]
 
 
-def test_fsck_explains_every_object(runs: Path) -> None:
+def test_fsck_explains_every_object(runs):
     again = begin(runs)
     again.run.rewind(Position(2), "a try")
     save = Save(again, Position(3))
@@ -90,7 +87,7 @@ def test_fsck_explains_every_object(runs: Path) -> None:
     again.run.end()
 
 
-def test_fsck_explains_and_repairs_a_damaged_log_once(runs: Path) -> None:
+def test_fsck_explains_and_repairs_a_damaged_log_once(runs):
     entry = runs / "_log" / "0000000002.json"
     entry.write_text("{}")
     found = {finding["path"]: finding for finding in ask("fsck", runs)["objects"]}

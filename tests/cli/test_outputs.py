@@ -1,10 +1,7 @@
 """Files that users name are written whole, and none is put into a checkpoint directory."""
 
-from __future__ import annotations
-
 import os
 import stat
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -15,22 +12,20 @@ from jobrunner.story import write_report
 from tests.cli.directories import invoke
 
 
-def _log(runs: Path, path: Path) -> None:
+def _log(runs, path):
     log = EpochLog(path)
     log.on_group("init", 0, 0.1)
     log.on_epoch(1, 0.1, {"loss": 1.0})
 
 
-WRITERS: Mapping[str, Callable[[Path, Path], object]] = {
+WRITERS = {
     "report.html": write_report,
     "log.csv": _log,
 }
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_file_is_replaced_whole_and_keeps_its_rights(
-    name: str, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_replaced_whole_and_keeps_its_rights(name, runs, tmp_path, monkeypatch):
     target = tmp_path / "here" / name
     target.parent.mkdir()
     WRITERS[name](runs, target)
@@ -39,7 +34,7 @@ def test_a_file_is_replaced_whole_and_keeps_its_rights(
     WRITERS[name](runs, target)
     assert stat.S_IMODE(target.stat().st_mode) == 0o600
 
-    def fail(descriptor: int) -> None:
+    def fail(descriptor):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", fail)
@@ -71,9 +66,7 @@ def test_a_file_is_replaced_whole_and_keeps_its_rights(
         ("s3://KEY:CANARY/x@bucket/dir", "it is a URL"),
     ],
 )
-def test_what_cannot_be_written_is_refused_first(
-    path: str, why: str, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_written_is_refused_first(path, why, runs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("here").mkdir()
     os.mkfifo("pipe")
@@ -84,9 +77,7 @@ def test_what_cannot_be_written_is_refused_first(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_directory_in_which_this_user_may_not_write_is_refused_first(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_in_which_this_user_may_not_write_is_refused_first(runs, tmp_path, monkeypatch):
     locked = tmp_path / "locked"
     locked.mkdir()
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != locked)
@@ -95,8 +86,8 @@ def test_a_directory_in_which_this_user_may_not_write_is_refused_first(
 
 
 def test_the_default_outputs_and_new_jobs_are_not_put_into_a_checkpoint_directory(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    runs, tmp_path, monkeypatch
+):
     monkeypatch.chdir(runs)
     for command in (("report", "."), ("new", "a.1/heat")):
         result = invoke(*command)

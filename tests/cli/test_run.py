@@ -1,7 +1,5 @@
 """`jobrunner run` on a real cluster: its output, its checkpoints and its exit codes."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -9,14 +7,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 from click.testing import Result
-from distributed import LocalCluster
 
 from jobrunner import MultiNodeCheckpointManager
 from tests.cli.directories import invoke
@@ -87,42 +83,42 @@ def make(rate: float = 0.5, fail_at: int | None = None):
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> Path:
+def script(tmp_path):
     """A job that counts to four, by one in each epoch."""
     return _write(tmp_path)
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Path:
+def made(tmp_path):
     """A job with parameters, and much else that options name."""
     path = tmp_path / "made.py"
     path.write_text(_MADE)
     return path
 
 
-def _write(directory: Path, *, step: str = "step", limit: int = 4) -> Path:
+def _write(directory, *, step="step", limit=4):
     path = directory / "count.py"
     path.write_text(_COUNT.format(step=step, limit=limit))
     return path
 
 
 @pytest.fixture
-def run(process_cluster: LocalCluster) -> Run:
+def run(process_cluster):
     """Run a script on a cluster, into a directory beside it."""
     address = process_cluster.scheduler_address
 
-    def run(script: Path, *args: object) -> Result:
+    def run(script, *args):
         runs = script.parent / "runs"
         return invoke("run", script, "--checkpoint", runs, "--scheduler", address, *args)
 
     return run
 
 
-def _json(result: Result) -> Any:
+def _json(result):
     return json.loads(result.stdout)
 
 
-def test_a_run_says_what_it_does_and_goes_on_where_it_stopped(run: Run, script: Path) -> None:
+def test_a_run_says_what_it_does_and_goes_on_where_it_stopped(run, script):
     first = _json(run(script, "--json", "--epochs", 2))
     assert (first["job"], first["epoch"], first["resumed_from"]) == ("count", 2, None)
     assert first["stopped_by"] == "epoch_limiter"
@@ -139,9 +135,7 @@ def test_a_run_says_what_it_does_and_goes_on_where_it_stopped(run: Run, script: 
     assert "recorded epochs: 0 to 4" in missing.stderr
 
 
-def test_a_job_with_other_names_is_resumed_and_the_advice_repeats_them(
-    run: Run, tmp_path: Path
-) -> None:
+def test_a_job_with_other_names_is_resumed_and_the_advice_repeats_them(run, tmp_path):
     assert run(_write(tmp_path), "--epochs", 1).exit_code == 0
     script = _write(tmp_path, step="lambda n: 1 // 0")
     made = 'Task(lambda: 5, outputs="five", node="c")\n        Task(lambda: 0'
@@ -152,7 +146,7 @@ def test_a_job_with_other_names_is_resumed_and_the_advice_repeats_them(
     assert MultiNodeCheckpointManager(tmp_path / "runs").open(1).nodes == ("c", "b")
 
 
-def test_a_failing_task_shows_the_workers_traceback_and_no_other(run: Run, tmp_path: Path) -> None:
+def test_a_failing_task_shows_the_workers_traceback_and_no_other(run, tmp_path):
     script = _write(tmp_path, step="lambda n: n + 1 if n < 2 else 1 // 0")
     result = run(script)
     assert result.exit_code == 3
@@ -165,9 +159,7 @@ def test_a_failing_task_shows_the_workers_traceback_and_no_other(run: Run, tmp_p
     assert "    Task(lambda n: n + 1 if n < 2 else 1 // 0," in error["remote_traceback"]
 
 
-def test_an_interrupted_run_keeps_its_epochs_and_says_how_to_resume(
-    tmp_path: Path, run: Run
-) -> None:
+def test_an_interrupted_run_keeps_its_epochs_and_says_how_to_resume(tmp_path, run):
     # The first epochs are quick; the third does not end.
     script = _write(tmp_path, step="lambda n: n + 1 if n != 2 else time.sleep(1e6)", limit=5)
     started = time.monotonic()
@@ -177,7 +169,6 @@ def test_an_interrupted_run_keeps_its_epochs_and_says_how_to_resume(
         start_seconds = time.monotonic() - started
         # To the whole group, as a terminal does it.
         os.killpg(process.pid, signal.SIGINT)
-        assert process.stderr is not None
         assert any("the run ends once its epoch" in line for line in process.stderr)
         os.killpg(process.pid, signal.SIGINT)
         asked = time.monotonic()
@@ -194,8 +185,8 @@ def test_an_interrupted_run_keeps_its_epochs_and_says_how_to_resume(
 
 
 def test_a_run_in_a_slurm_job_ends_before_the_limit_and_can_be_continued(
-    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, run, monkeypatch
+):
     script = _write(tmp_path, step="lambda n: time.sleep(0.02) or n + 1", limit=10**6)
     refused = run(script, "--stop-before", "60")
     assert refused.exit_code == 2
@@ -208,9 +199,7 @@ def test_a_run_in_a_slurm_job_ends_before_the_limit_and_can_be_continued(
     assert _json(run(script, "--epochs", epoch + 1, "--json"))["resumed_from"] == epoch
 
 
-def test_sigusr1_asks_a_real_process_for_a_save_and_json_is_alone_on_stdout(
-    tmp_path: Path,
-) -> None:
+def test_sigusr1_asks_a_real_process_for_a_save_and_json_is_alone_on_stdout(tmp_path):
     gate = tmp_path / "gate"
     script = _write(tmp_path, step="wait", limit=6)
     wait = f"""
@@ -234,7 +223,7 @@ def wait(n):
     assert (first, asked <= 3, last) == (0, True, 6)
 
 
-def test_ctrl_c_while_workers_start_is_one_line(tmp_path: Path) -> None:
+def test_ctrl_c_while_workers_start_is_one_line(tmp_path):
     script = _write(tmp_path)
     with _start(script) as process:
         parent = psutil.Process(process.pid)
@@ -248,8 +237,8 @@ def test_ctrl_c_while_workers_start_is_one_line(tmp_path: Path) -> None:
 
 
 def test_parameters_and_all_options_of_a_manager_reach_the_run(
-    process_cluster: LocalCluster, run: Run, made: Path, tmp_path: Path
-) -> None:
+    process_cluster, run, made, tmp_path
+):
     options = ["--save-every", "2", "--sync", "--keep-best", "loss:max:1", "--keep-last", "1"]
     given = ["--param", "rate=0.25", "--param", "fail_at=7"]
     failed = run(made, *options, *given)
@@ -271,14 +260,14 @@ def test_parameters_and_all_options_of_a_manager_reach_the_run(
     assert manager.past_epochs()[-1]["metadata"] == {"data": "digits"}
 
 
-def test_saves_that_failed_set_the_exit_code(run: Run, made: Path) -> None:
+def test_saves_that_failed_set_the_exit_code(run, made):
     tried = run(made, "--manager", "full")
     assert tried.exit_code == 12, tried.output
     assert "done at epoch 8" in tried.stdout
     assert "not saved: " in tried.stdout
 
 
-def test_a_finished_job_needs_no_cluster(run: Run, script: Path) -> None:
+def test_a_finished_job_needs_no_cluster(run, script):
     first = run(script)
     assert first.exit_code == 0, first.output
     runs = script.parent / "runs"
@@ -289,7 +278,7 @@ def test_a_finished_job_needs_no_cluster(run: Run, script: Path) -> None:
     assert sorted(runs.rglob("*")) == before
 
 
-def test_callbacks_and_logs_are_named_as_options(run: Run, made: Path, tmp_path: Path) -> None:
+def test_callbacks_and_logs_are_named_as_options(run, made, tmp_path):
     options = ["--log", str(tmp_path / "log.csv"), "--callback", "log"]
     options += ["--callback", "make_stopping", "--keep-best", "a:0/loss", "--keep-best", "loss:2"]
     with contextlib.chdir(tmp_path):
@@ -318,9 +307,7 @@ def test_callbacks_and_logs_are_named_as_options(run: Run, made: Path, tmp_path:
         ),
     ],
 )
-def test_wrong_options_exit_with_2(
-    made: Path, tmp_path: Path, options: list[str], says: str
-) -> None:
+def test_wrong_options_exit_with_2(made, tmp_path, options, says):
     with contextlib.chdir(tmp_path):
         result = invoke("run", made, "--checkpoint", "runs", *options)
     assert (result.exit_code, (tmp_path / "runs").exists()) == (2, False)
@@ -328,7 +315,7 @@ def test_wrong_options_exit_with_2(
 
 
 @contextlib.contextmanager
-def _start(script: Path, *options: str, **settings: str) -> Iterator[subprocess.Popen[str]]:
+def _start(script, *options, **settings):
     """Start ``jobrunner run`` in its own process group, as a terminal does; kill it at the end."""
     with subprocess.Popen(
         [sys.executable, "-m", "jobrunner", "run", str(script), "--checkpoint", "runs", *options],
@@ -345,7 +332,7 @@ def _start(script: Path, *options: str, **settings: str) -> Iterator[subprocess.
             kill(process)
 
 
-def test_the_command_that_resumes_a_run_has_no_secrets(run: Run, tmp_path: Path) -> None:
+def test_the_command_that_resumes_a_run_has_no_secrets(run, tmp_path):
     script = tmp_path / "job.py"
     script.write_text(
         """

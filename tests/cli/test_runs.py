@@ -1,7 +1,5 @@
 """Many runs: `ls` of a directory that has some below it, `top`, `compare` and `report`."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
@@ -10,9 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import dask
 import numpy as np
@@ -23,7 +19,6 @@ from jobrunner import (
     JobRunner,
     MultiNodeCheckpointManager,
     SaveEvery,
-    Session,
     Task,
     current_task,
     epoch_limiter,
@@ -31,23 +26,18 @@ from jobrunner import (
 from jobrunner.checkpoint import Status
 from jobrunner.checkpoint.log.handler import decode_entry, encode_entry
 from jobrunner.positions import Position
-from jobrunner.story import LiveRuns, RunSummary, find_runs, read_story, summarize_run
+from jobrunner.story import LiveRuns, find_runs, read_story, summarize_run
 from jobrunner.story.log import unix_time
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
 from tests.cli.directories import ask, invoke
 from tests.saves import save_epoch
 
-if TYPE_CHECKING:
-    from tests.object_servers import S3Server
-
 PLAN = {"job": "kmeans", "nodes": {}, "structure": {}, "code": {}}
 GOLDEN = Path(__file__).parents[1] / "golden" / "log_1"
 
 
-def record(
-    path: Path, losses: Sequence[float], total: int | None = None, **parameters: Any
-) -> MultiNodeCheckpointManager:
+def record(path, losses, total=None, **parameters):
     """A run that has recorded an epoch for each loss, and has not ended."""
     manager = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False))
     plan = {**PLAN, "structure": {"epoch:a/fit": ""}, "parameters": parameters}
@@ -60,7 +50,7 @@ def record(
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Iterator[Path]:
+def root(tmp_path):
     """Four runs, at several levels: one goes on, one is damaged."""
     finished = record(tmp_path / "a" / "finished", [3.0, 1.0, 2.0], total=2, k=2, lr=0.1)
     finished.run.finish(Position(2))
@@ -78,7 +68,7 @@ def root(tmp_path: Path) -> Iterator[Path]:
 # --- ls
 
 
-def test_ls_lists_the_runs_below_a_directory(root: Path) -> None:
+def test_ls_lists_the_runs_below_a_directory(root):
     told = ask("ls", root)
     assert (told["epochs"], told["is_whole"]) == ([], True)
     runs = {run.pop("name"): run for run in told["runs"]}
@@ -101,8 +91,8 @@ def test_ls_lists_the_runs_below_a_directory(root: Path) -> None:
     assert cells[-3:] == ["loss=2", "note='text'", "k=2"]  # all have one rate
 
 
-def test_runs_are_sorted_by_when_they_were_seen_or_their_best_value(root: Path) -> None:
-    def names(*args: object) -> list[str]:
+def test_runs_are_sorted_by_when_they_were_seen_or_their_best_value(root):
+    def names(*args):
         return [run["name"].rpartition("/")[2] for run in ask("ls", root, *args)["runs"]]
 
     assert names()[0] == "running"  # whose heartbeat came last
@@ -113,13 +103,12 @@ def test_runs_are_sorted_by_when_they_were_seen_or_their_best_value(root: Path) 
     assert told["stopped"]["best_epoch"] == 0  # the other is NaN
 
 
-def test_commands_on_a_directory_do_not_change_how_its_run_ended(tmp_path: Path) -> None:
-    def seen(name: str) -> tuple[str, float]:
+def test_commands_on_a_directory_do_not_change_how_its_run_ended(tmp_path):
+    def seen(name):
         [run] = [run for run in ask("ls", tmp_path)["runs"] if run["name"] == name]
         return run["state"], run["last_seen"]
 
     manager = record(tmp_path / "a", [1.0, 2.0, 3.0])
-    assert manager.run.lock is not None
     manager.run.lock.leave()
     before = seen("a")
     assert before[0] == "lost"
@@ -128,7 +117,6 @@ def test_commands_on_a_directory_do_not_change_how_its_run_ended(tmp_path: Path)
     assert seen("a") == before
     killed = MultiNodeCheckpointManager(tmp_path / "a")
     killed.run.start([], {"command": "prune"})
-    assert killed.run.lock is not None
     assert seen("a") == before
     assert ask("top", tmp_path)["runs"] == []
     killed.run.lock.leave()
@@ -137,10 +125,10 @@ def test_commands_on_a_directory_do_not_change_how_its_run_ended(tmp_path: Path)
     assert seen("a") == before
 
 
-def test_all_commands_agree_on_whether_a_job_has_finished(tmp_path: Path) -> None:
+def test_all_commands_agree_on_whether_a_job_has_finished(tmp_path):
     path = tmp_path / "a"
 
-    def told() -> tuple[str, str, bool]:
+    def told():
         [run], *_, last = ask("ls", tmp_path)["runs"], *ask("stats", path)["runs"]
         assert run["is_done"] == ask("ls", path)["is_done"]
         return run["state"], last["state"], run["is_done"]
@@ -151,7 +139,6 @@ def test_all_commands_agree_on_whether_a_job_has_finished(tmp_path: Path) -> Non
     second.run.rewind(Position(0), "test")
     save_epoch(second, Position(2))
     second.run.finish(Position(2))
-    assert second.run.lock is not None
     second.run.lock.leave()  # killed before it could end
     assert told() == ("finished", "finished", True)
     ask("restore", path, 1)  # epoch 2 stays the newest
@@ -171,7 +158,7 @@ def test_all_commands_agree_on_whether_a_job_has_finished(tmp_path: Path) -> Non
     assert "to resume it from epoch 3" in page.read_text()
 
 
-def test_what_a_stranger_recorded_is_bounded(tmp_path: Path) -> None:
+def test_what_a_stranger_recorded_is_bounded(tmp_path):
     manager = record(tmp_path / "a", [1.0, 10**400], total=10**40, k=1)
     manager.run.end()
     entry = tmp_path / "a" / "_log" / "0000000000.json"
@@ -183,7 +170,7 @@ def test_what_a_stranger_recorded_is_bounded(tmp_path: Path) -> None:
     assert len(invoke("ls", tmp_path).stdout) < 1000
 
 
-def test_neither_links_nor_hidden_directories_nor_runs_are_searched(tmp_path: Path) -> None:
+def test_neither_links_nor_hidden_directories_nor_runs_are_searched(tmp_path):
     record(tmp_path / "outside" / "x", [1.0]).run.end()
     root = tmp_path / "root"
     record(root / "run", [1.0]).run.end()
@@ -196,12 +183,10 @@ def test_neither_links_nor_hidden_directories_nor_runs_are_searched(tmp_path: Pa
     assert find_runs(files, str(root), most=1) == ([], False, [])
 
 
-def test_directories_of_other_users_are_named_and_failures_are_told(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_directories_of_other_users_are_named_and_failures_are_told(root, monkeypatch):
     scandir, number = os.scandir, errno.EACCES
 
-    def refuse(path: Any) -> Any:
+    def refuse(path):
         if path == refused:
             raise OSError(number, os.strerror(number), path)
         return scandir(path)
@@ -219,7 +204,7 @@ def test_directories_of_other_users_are_named_and_failures_are_told(
     assert "Input/output error" in invoke("ls", root).stderr
 
 
-def test_runs_in_a_bucket_are_listed_and_followed(s3: S3Server) -> None:
+def test_runs_in_a_bucket_are_listed_and_followed(s3):
     for name in ("a/x", "b"):
         manager = MultiNodeCheckpointManager(f"{s3.url}/runs/{name}")
         manager.run.start([], {"plan": {"job": "j"}})
@@ -235,7 +220,7 @@ def test_runs_in_a_bucket_are_listed_and_followed(s3: S3Server) -> None:
 
 
 @pytest.fixture
-def alive(tmp_path: Path) -> Iterator[MultiNodeCheckpointManager]:
+def alive(tmp_path):
     """A run whose heartbeats the test writes, beside one that has ended."""
     record(tmp_path / "ended", [1.0]).run.end()
     with dask.config.set({"jobrunner.checkpoint.heartbeat-seconds": 60}):
@@ -244,9 +229,7 @@ def alive(tmp_path: Path) -> Iterator[MultiNodeCheckpointManager]:
     manager.run.end()
 
 
-def test_top_shows_the_runs_that_are_alive(
-    alive: MultiNodeCheckpointManager, tmp_path: Path
-) -> None:
+def test_top_shows_the_runs_that_are_alive(alive, tmp_path):
     _, line = invoke("top", tmp_path).stdout.splitlines()
     assert line.split()[:5] == ["a/alive", "kmeans", "running", "5", "100"]
     assert "loss=0.125" in line
@@ -257,9 +240,7 @@ def test_top_shows_the_runs_that_are_alive(
     assert invoke("top", tmp_path / "nothing").exit_code == 6
 
 
-def test_runs_that_begin_or_end_while_top_looks_come_and_go(
-    alive: MultiNodeCheckpointManager, tmp_path: Path
-) -> None:
+def test_runs_that_begin_or_end_while_top_looks_come_and_go(alive, tmp_path):
     clock = [100.0]
     runs = LiveRuns(alive.directory.files, str(tmp_path), lambda: clock[0])
     assert [run.name for run in runs.look()] == ["a/alive"]
@@ -270,16 +251,14 @@ def test_runs_that_begin_or_end_while_top_looks_come_and_go(
     assert [run.name for run in runs.look()] == ["a/alive"]
 
 
-def test_a_run_says_its_epoch_and_metrics_between_saves(
-    tmp_path: Path, inproc_session: Session
-) -> None:
+def test_a_run_says_its_epoch_and_metrics_between_saves(tmp_path, inproc_session):
     with Job("walk") as job:
         Task(lambda: current_task().report(loss=0.5), node="a")
     epoch_limiter(job, 4)
-    seen: list[RunSummary] = []
+    seen = []
 
     class Look:
-        def on_epoch(self, epoch: int, seconds: float, metrics: object) -> None:
+        def on_epoch(self, epoch, seconds, metrics):
             deadline = time.monotonic() + 10
             while epoch == 3 and not seen and time.monotonic() < deadline:
                 run = summarize_run(MultiNodeCheckpointManager(tmp_path).directory, "walk")
@@ -296,9 +275,7 @@ def test_a_run_says_its_epoch_and_metrics_between_saves(
 
 
 @pytest.mark.nightly
-def test_top_follows_runs_on_a_terminal_until_it_is_interrupted(
-    alive: MultiNodeCheckpointManager, tmp_path: Path
-) -> None:
+def test_top_follows_runs_on_a_terminal_until_it_is_interrupted(alive, tmp_path):
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "jobrunner", "top", str(tmp_path)]
     process = subprocess.Popen(command, stdout=theirs, stderr=theirs, stdin=theirs)
@@ -318,7 +295,7 @@ def test_top_follows_runs_on_a_terminal_until_it_is_interrupted(
 # --- compare
 
 
-def walk(path: Path, values: Sequence[float], code: str = "1", first: int = 0, **how: Any) -> None:
+def walk(path, values, code="1", first=0, **how):
     """A run whose blob b/x has these values, epoch by epoch; a/x is always the same."""
     manager = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False))
     code_of = {"epoch:a/t": code}
@@ -333,7 +310,7 @@ def walk(path: Path, values: Sequence[float], code: str = "1", first: int = 0, *
     manager.run.end()
 
 
-def test_runs_that_part_and_meet_again_differ_first_where_they_part(tmp_path: Path) -> None:
+def test_runs_that_part_and_meet_again_differ_first_where_they_part(tmp_path):
     walk(tmp_path / "a", [1, 2, 3, 4, 5, 6], k=1, lr=0.1)
     walk(tmp_path / "b", [1, 2, 9, 4, 5, 6], code="2", k=2, lr=0.1)
     result = invoke("compare", tmp_path / "a", tmp_path / "b")
@@ -348,7 +325,7 @@ def test_runs_that_part_and_meet_again_differ_first_where_they_part(tmp_path: Pa
     assert [(it["node"], it["blob"]) for it in told["difference"]["differences"]] == [("b", "x")]
 
 
-def test_runs_are_equal_if_all_common_epochs_are_and_there_are_some(tmp_path: Path) -> None:
+def test_runs_are_equal_if_all_common_epochs_are_and_there_are_some(tmp_path):
     walk(tmp_path / "a", [1.0, 2.0])
     walk(tmp_path / "b", [1.0, 2.0, 3.0])
     walk(tmp_path / "c", [1.0], first=2)
@@ -363,7 +340,7 @@ def test_runs_are_equal_if_all_common_epochs_are_and_there_are_some(tmp_path: Pa
 # --- report
 
 
-def test_report_says_where_the_time_went(tmp_path: Path) -> None:
+def test_report_says_where_the_time_went(tmp_path):
     page = tmp_path / "page.html"
     told = ask("report", GOLDEN, "-o", page)
     ledger = told["ledger"]

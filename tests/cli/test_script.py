@@ -1,9 +1,6 @@
 """How the command line finds the job in a script or a module."""
 
-from __future__ import annotations
-
 import sys
-from pathlib import Path
 
 import cloudpickle
 import pytest
@@ -19,13 +16,13 @@ def make(lr: float = 0.1, n=1, sizes: list[int] = [], fast=False): return Job('m
 """
 
 
-def _write(directory: Path, text: str, name: str = "script.py") -> str:
+def _write(directory, text, name="script.py"):
     path = directory / name
     path.write_text(_IMPORT + text)
     return str(path)
 
 
-def test_the_only_job_needs_no_name_and_a_name_is_a_variable_or_a_function(tmp_path: Path) -> None:
+def test_the_only_job_needs_no_name_and_a_name_is_a_variable_or_a_function(tmp_path):
     assert (
         Script(_write(tmp_path, "anything = Job('only')\nsame = anything\n")).job().name == "only"
     )
@@ -47,17 +44,13 @@ def test_the_only_job_needs_no_name_and_a_name_is_a_variable_or_a_function(tmp_p
         ("def f(:\n", "", r"SyntaxError: .*script\.py, line 2\)"),
     ],
 )
-def test_a_script_without_the_job_is_refused_with_the_place(
-    tmp_path: Path, text: str, name: str, message: str
-) -> None:
+def test_a_script_without_the_job_is_refused_with_the_place(tmp_path, text, name, message):
     script = _write(tmp_path, text)
     with pytest.raises(DefinitionError, match=f"(?s){message}"):
         Script(script + name).job()
 
 
-def test_a_module_is_found_in_the_current_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_is_found_in_the_current_directory(tmp_path, monkeypatch):
     _write(tmp_path, "job = Job('module')\n", "cli_module_for_test.py")
     monkeypatch.chdir(tmp_path)
     assert Script("cli_module_for_test").job().name == "module"
@@ -69,7 +62,7 @@ def test_a_module_is_found_in_the_current_directory(
             Script(target).job()
 
 
-def test_an_import_error_shows_the_traceback_of_the_users_code(tmp_path: Path) -> None:
+def test_an_import_error_shows_the_traceback_of_the_users_code(tmp_path):
     (tmp_path / "helpers_of_mine.py").write_text("def deep(x):\n    return x.nothing\n")
     script = tmp_path / "job.py"
     script.write_text("from helpers_of_mine import deep\n\ndef make():\n    deep(3)\n\nmake()\n")
@@ -84,7 +77,7 @@ def test_an_import_error_shows_the_traceback_of_the_users_code(tmp_path: Path) -
     assert "jobrunner/cli" not in text
 
 
-def test_a_script_goes_to_workers_by_value_under_a_name_of_its_own(tmp_path: Path) -> None:
+def test_a_script_goes_to_workers_by_value_under_a_name_of_its_own(tmp_path):
     script = _write(tmp_path, "job = Job('j')\ndef twice(n): return 2 * n\n", "numpy.py")
     Script(script).job()
     module = sys.modules["jobrunner_script_numpy"]
@@ -102,8 +95,6 @@ def test_a_script_goes_to_workers_by_value_under_a_name_of_its_own(tmp_path: Pat
         (_MAKE + "a = make()", {}, r"defines 2 jobs.*script\.py:a, .*script\.py:make"),
     ],
 )
-def test_parameters_that_do_not_fit_are_named(
-    tmp_path: Path, text: str, given: dict[str, str], message: str
-) -> None:
+def test_parameters_that_do_not_fit_are_named(tmp_path, text, given, message):
     with pytest.raises(DefinitionError, match=message):
         Script(_write(tmp_path, text)).job(given)

@@ -1,18 +1,16 @@
 """What the shell is given: completion, and a first job."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from click.shell_completion import BashComplete
 
-from jobrunner import JobRunner, MultiNodeCheckpointManager, Session
+from jobrunner import JobRunner, MultiNodeCheckpointManager
 from jobrunner.cli.command import main
 from jobrunner.cli.script import Script
 from tests.cli.directories import ask, invoke
 
 
-def complete(*words: object) -> list[str]:
+def complete(*words):
     *before, incomplete = map(str, words)
     found = BashComplete(main, {}, "jobrunner", "_JOBRUNNER_COMPLETE").get_completions(
         before, incomplete
@@ -20,7 +18,7 @@ def complete(*words: object) -> list[str]:
     return [item.type if item.type != "plain" else item.value for item in found]
 
 
-def test_the_shell_completes_commands_options_and_files() -> None:
+def test_the_shell_completes_commands_options_and_files():
     assert complete("pr") == ["prune"]
     assert complete("run", "--on-save-error", "r") == ["refuse", "raise"]
     for words in (["run"], ["run", "job.py", "--checkpoint"], ["pin"], ["report", "-o"]):
@@ -28,7 +26,7 @@ def test_the_shell_completes_commands_options_and_files() -> None:
     assert "_JOBRUNNER_COMPLETE=zsh_complete" in invoke("completion", "zsh").stdout
 
 
-def test_a_new_job_runs_and_overwrites_nothing(tmp_path: Path, inproc_session: Session) -> None:
+def test_a_new_job_runs_and_overwrites_nothing(tmp_path, inproc_session):
     told = ask("new", tmp_path / "some clusters")
     [path] = map(Path, told["paths"])
     job = Script(str(path)).job({"epochs": "2"})

@@ -1,11 +1,7 @@
 """`ls` and `info` of a checkpoint directory: what they say, and what they read for it."""
 
-from __future__ import annotations
-
 import os
 from fractions import Fraction
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +24,7 @@ RAN = "JOBRUNNER_TEST_RAN"
 # --- ls
 
 
-def test_ls_shows_each_epoch_and_whether_the_job_has_finished(runs: Path) -> None:
+def test_ls_shows_each_epoch_and_whether_the_job_has_finished(runs):
     assert invoke("pin", runs, 1, "--label", "paper").exit_code == 0
     result = invoke("ls", runs)
     assert result.exit_code == 0
@@ -44,7 +40,7 @@ def test_ls_shows_each_epoch_and_whether_the_job_has_finished(runs: Path) -> Non
 
 
 @pytest.fixture(scope="module")
-def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def long(tmp_path_factory):
     """A directory of many epochs of a job without nodes."""
     path = tmp_path_factory.mktemp("runs")
     manager = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False))
@@ -55,7 +51,7 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_ls_reads_the_records_that_it_lists_once_and_the_end_of_the_log(long: Path) -> None:
+def test_ls_reads_the_records_that_it_lists_once_and_the_end_of_the_log(long):
     for last, listed in ((None, 200), (20, 20)):
         files = FaultyObjects("s3://bucket/runs", long)
         output = list_epochs(Directory(files.root, files=files), last)
@@ -66,7 +62,7 @@ def test_ls_reads_the_records_that_it_lists_once_and_the_end_of_the_log(long: Pa
     assert "The newest 20 of 200 epochs." in output.text
 
 
-def test_sizes_are_those_that_the_disk_takes_and_frees(tmp_path: Path) -> None:
+def test_sizes_are_those_that_the_disk_takes_and_frees(tmp_path):
     path = tmp_path / "linked"
     manager = begin(path)
     save(manager, 0, {"large": np.arange(LARGE / 8)})
@@ -88,14 +84,14 @@ def test_sizes_are_those_that_the_disk_takes_and_frees(tmp_path: Path) -> None:
 # --- info
 
 
-def record(path: Path, *blobs: dict[str, Any]) -> None:
+def record(path, *blobs):
     manager = begin(path, allow_pickle=True)
     for epoch, values in enumerate(blobs):
         save(manager, epoch, values)
     manager.run.end()
 
 
-def test_info_shows_the_record_and_the_blobs_as_they_are(tmp_path: Path) -> None:
+def test_info_shows_the_record_and_the_blobs_as_they_are(tmp_path):
     blobs = {
         "scalar": np.array(3.5),
         "fields": np.zeros(4, [("a", ">i4"), ("b", "f4")]),
@@ -125,15 +121,15 @@ def test_info_shows_the_record_and_the_blobs_as_they_are(tmp_path: Path) -> None
 class Tells:
     """Unpickling it leaves a trace."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number):
         self.number = number
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state):
         os.environ[RAN] = "1"
         vars(self).update(state)
 
 
-def test_info_shows_values_of_classes_and_codecs_without_running_them(tmp_path: Path) -> None:
+def test_info_shows_values_of_classes_and_codecs_without_running_them(tmp_path):
     codec = register_codec(
         Fraction, lambda f: [f.numerator, np.full(3, f.denominator)], lambda pair: 1 / 0
     )
@@ -149,14 +145,14 @@ def test_info_shows_values_of_classes_and_codecs_without_running_them(tmp_path: 
     assert RAN not in os.environ
 
 
-def test_a_directory_that_holds_others_names_them(runs: Path, tmp_path: Path) -> None:
+def test_a_directory_that_holds_others_names_them(runs, tmp_path):
     for command in (["info", tmp_path, "latest"], ["diff", tmp_path, runs], ["report", tmp_path]):
         result = invoke(*command)
         assert result.exit_code == 6
         assert "contains checkpoint directories: runs" in result.output
 
 
-def test_a_table_that_is_too_wide_continues_below_each_row() -> None:
+def test_a_table_that_is_too_wide_continues_below_each_row():
     columns = [["RUN", "a  "], ["STATE  ", "stopped"], ["METRICS ", "loss=0.1"], ["AT", "7 "]]
     assert join_cells(columns, 26) == ["RUN  STATE    METRICS   AT", "a    stopped  loss=0.1  7"]
     assert join_cells(columns, 20) == [

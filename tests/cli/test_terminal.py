@@ -1,13 +1,10 @@
 """Nothing that a terminal would obey is shown, whatever a checkpoint, a job or a file is called."""
 
-from __future__ import annotations
-
 import io
 import logging
 import os
 import pickle
 import unicodedata
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +15,6 @@ from jobrunner import (
     JobRunner,
     MultiNodeCheckpointManager,
     Node,
-    Session,
     Task,
     TaskFailedError,
     epoch_limiter,
@@ -45,19 +41,19 @@ FILE = "\x1b]0;x\x07\u202e\u200b\x9b\r"
 NODE = "a\u202e\u200b\x9b31m\x7f"
 
 
-def assert_safe(text: str, kept: str = "\n\t") -> None:
+def assert_safe(text, kept="\n\t"):
     assert not {char for char in text if not char.isprintable() and char not in kept}
 
 
 @pytest.fixture
-def hostile(tmp_path: Path) -> Path:
+def hostile(tmp_path):
     """A checkpoint directory whose author chose all names, and a run that has not ended."""
     path = tmp_path / f"runs{FILE}"
     manager = begin(path)
     for epoch in range(3):
         save(manager, epoch, {NAME: {HOSTILE: HOSTILE}, "v": epoch})
     details = {"metrics": {HOSTILE: 1.0, "text": HOSTILE}, "stopped_by": [HOSTILE]}
-    manager.run.lock.nodes = (NODE, "b")  # type: ignore[union-attr, assignment]
+    manager.run.lock.nodes = (NODE, "b")
     workspaces = {node: Workspace(node) for node in (NODE, "b")}
     for workspace in workspaces.values():
         workspace.globals.update({NAME: 1, "v": HOSTILE})
@@ -79,7 +75,7 @@ def hostile(tmp_path: Path) -> Path:
     return path
 
 
-def test_every_command_escapes_what_a_directory_contains(hostile: Path, tmp_path: Path) -> None:
+def test_every_command_escapes_what_a_directory_contains(hostile, tmp_path):
     (tmp_path / "above" / f"run{FILE}" / "_log").mkdir(parents=True)
     for command in (
         ("ls", hostile),
@@ -112,10 +108,8 @@ def test_every_command_escapes_what_a_directory_contains(hostile: Path, tmp_path
     assert "[red]\\x01" in invoke("info", hostile, 3).output
 
 
-def test_errors_and_logs_are_escaped(
-    inproc_session: Session, caplog: pytest.LogCaptureFixture, hostile: Path
-) -> None:
-    def fail() -> None:
+def test_errors_and_logs_are_escaped(inproc_session, caplog, hostile):
+    def fail():
         raise ValueError(HOSTILE)
 
     with Job("j") as job:
@@ -141,9 +135,9 @@ def test_errors_and_logs_are_escaped(
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
-def test_progress_shows_markup_and_control_characters_as_text(is_terminal: bool) -> None:
+def test_progress_shows_markup_and_control_characters_as_text(is_terminal):
     stream = io.StringIO()
-    stream.isatty = lambda: is_terminal  # type: ignore[method-assign]
+    stream.isatty = lambda: is_terminal
     with show_on(stream) as live:
         live.state.on_setup(Runner(UnderWay("epoch", 1, 2.0, (f"a/{HOSTILE}",)), HOSTILE))
         live.state.on_start(ResumePlan(None, HOSTILE, warnings=(HOSTILE,)), 3)

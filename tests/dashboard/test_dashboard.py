@@ -2,8 +2,6 @@
 
 import gc
 import urllib.request
-from collections.abc import Iterator
-from typing import Any
 
 import dask
 import pytest
@@ -18,7 +16,7 @@ from tests.processes import await_true
 
 
 @pytest.fixture
-def cluster() -> Iterator[LocalCluster]:
+def cluster():
     options = {"processes": False, "dashboard_address": "127.0.0.1:0"}
     with (
         dask.config.set({"distributed.scheduler.preload": ["jobrunner.dashboard"]}),
@@ -27,35 +25,35 @@ def cluster() -> Iterator[LocalCluster]:
         yield cluster
 
 
-def report_loss() -> None:
+def report_loss():
     current_task().report(loss=0.5)
 
 
-def make_job(name: str = "walk") -> Job:
+def make_job(name="walk"):
     with Job(name) as job:
         Task(report_loss, node=Node("n0"))
     epoch_limiter(job, 3)
     return job
 
 
-def known_of(cluster: LocalCluster) -> list[object]:
+def known_of(cluster):
     runs = cluster.scheduler.get_metadata([RUNS], default={})
     return [known for of_client in runs.values() for known in of_client.values()]
 
 
-def test_the_last_run_of_each_job_is_told_until_its_client_is_gone(cluster: LocalCluster) -> None:
+def test_the_last_run_of_each_job_is_told_until_its_client_is_gone(cluster):
     with Client(cluster, set_as_default=False) as client:
         with Session(client) as session:
             for name in ("walk", "talk", "walk"):
                 JobRunner(make_job(name)).run(session)
-        runs = list(told_runs(cluster.scheduler))  # type: ignore[arg-type]
+        runs = list(told_runs(cluster.scheduler))
         found = [(it.run.job, it.run.phase, it.run.epoch, it.run.metrics) for it in runs]
         ended = ("finished", 3, {"loss": 0.5})
         assert found == [("walk", *ended), ("talk", *ended)]
     await_true(lambda: known_of(cluster) == [], "the client to be forgotten")
 
 
-FORGED: list[dict[str, Any]] = [
+FORGED = [
     {"job": 3},
     {"epoch": 2**64},
     {"epoch_seconds": float("inf")},
@@ -65,8 +63,8 @@ FORGED: list[dict[str, Any]] = [
 ]
 
 
-def test_what_a_client_makes_up_is_left_out(cluster: LocalCluster) -> None:
-    honest: Any = to_builtins(ToldRun(1.0, RunState().now()))
+def test_what_a_client_makes_up_is_left_out(cluster):
+    honest = to_builtins(ToldRun(1.0, RunState().now()))
     run = honest["run"]
     many = {**honest, "run": {**run, "metrics": {f"m{i}": i for i in range(5000)}}}
     forged = [{**honest, "run": {**run, **change}} for change in FORGED]
@@ -84,20 +82,20 @@ def test_what_a_client_makes_up_is_left_out(cluster: LocalCluster) -> None:
     cluster.scheduler.set_metadata([RUNS], {})
 
 
-def test_metrics_that_dask_cannot_send_are_left_out(cluster: LocalCluster) -> None:
+def test_metrics_that_dask_cannot_send_are_left_out(cluster):
     with Client(cluster, set_as_default=False) as client:
         view, state = Dashboard(client), RunState()
         state.on_epoch(1, 0.1, {"loss": 0.5, "big": 2**64, "\ud800": 1})
         view.draw(state.now())
-        [told] = told_runs(cluster.scheduler)  # type: ignore[arg-type]
+        [told] = told_runs(cluster.scheduler)
         assert told.run.metrics == {"loss": 0.5, r"\ud800": 1}
 
 
-def test_the_pages_are_those_of_dask_and_of_its_extension(cluster: LocalCluster) -> None:
+def test_the_pages_are_those_of_dask_and_of_its_extension(cluster):
     pytest.importorskip("bokeh")
     link = f"http://127.0.0.1:{cluster.scheduler.http_server.port}"
 
-    def get(path: str) -> str:
+    def get(path):
         with urllib.request.urlopen(f"{link}/{path}", timeout=20) as answer:
             return str(answer.read().decode())
 
@@ -107,8 +105,8 @@ def test_the_pages_are_those_of_dask_and_of_its_extension(cluster: LocalCluster)
 
 
 def test_no_question_is_left_over_if_the_client_is_closed_or_the_scheduler_has_no_page(
-    inproc_client: Client, recwarn: pytest.WarningsRecorder
-) -> None:
+    inproc_client, recwarn
+):
     assert not has_dashboard(inproc_client)
     inproc_client.close()
     assert not has_dashboard(inproc_client)

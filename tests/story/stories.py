@@ -1,10 +1,7 @@
 """Stories of runs, as long and as odd as a test wants."""
 
-from __future__ import annotations
-
 import math
 import random
-from collections.abc import Sequence
 
 from jobrunner.story import EpochStory, Ledger, LossStory, RunStory, Story
 
@@ -12,13 +9,13 @@ START = 1_750_000_000.0
 
 
 def make_story(
-    num_epochs: int = 40,
+    num_epochs=40,
     *,
-    nodes: Sequence[str] = ("server", "trainer:0", "trainer:1"),
-    metrics: Sequence[str] = ("loss", "accuracy"),
-    num_runs: int = 2,
-    text: str = "",
-) -> Story:
+    nodes=("server", "trainer:0", "trainer:1"),
+    metrics=("loss", "accuracy"),
+    num_runs=2,
+    text="",
+):
     """Runs that were lost and resumed, but for the last; `text` is in all of their texts."""
     random.seed(1)
     runs, each = [], num_epochs // num_runs

@@ -6,7 +6,6 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 
 from jobrunner.cluster import UnderWay
 from jobrunner.run.result import NodeSave, ResumePlan, RunResult, SaveReport
-from jobrunner.story import RunNow, RunState, render, show_on
+from jobrunner.story import RunState, render, show_on
 from jobrunner.story.live_view import Live
 from jobrunner.story.places import Lines, View, event_text
 from jobrunner.story.render import draw_line
@@ -24,32 +23,32 @@ from jobrunner.texts import format_seconds
 class Clock:
     now = 0.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now
 
 
 class Recorder(View):
     """A view that records the calls."""
 
-    def __init__(self) -> None:
-        self.events: list[Any] = []
+    def __init__(self):
+        self.events = []
 
     interval_seconds, repeat_seconds = 1.0, 60.0
 
-    def open(self) -> None:
+    def open(self):
         self.events.append("open")
 
-    def tell(self, event: str, about: Mapping[str, Any]) -> None:
+    def tell(self, event, about):
         self.events.append((event, about))
 
-    def draw(self, run: RunNow) -> None:
+    def draw(self, run):
         self.events.append(("draw", run.epoch, run.total_epochs))
 
-    def close(self) -> None:
+    def close(self):
         self.events.append("close")
 
     @property
-    def drawn(self) -> list[Any]:
+    def drawn(self):
         return [event for event in self.events if event[0] == "draw"]
 
 
@@ -58,17 +57,17 @@ class Runner:
 
     binding: Any = None
 
-    def __init__(self, run: UnderWay | None = None, job: str = "walk") -> None:
+    def __init__(self, run=None, job="walk"):
         self.run = run
         self.job = SimpleNamespace(name=job, steps_per_epoch=1)
 
-    def under_way(self) -> UnderWay | None:
+    def under_way(self):
         return self.run
 
-    def stop(self, reason: str) -> None: ...
+    def stop(self, reason): ...
 
 
-def save(epoch: int, error: str | None = None) -> SaveReport:
+def save(epoch, error=None):
     return SaveReport(epoch, 0.1, 0.1, 3 * 2**20, {"a": NodeSave(0.1, 2**20)}, error)
 
 
@@ -76,7 +75,7 @@ RESULT = RunResult(3, None, "epoch_limiter", 0, [], [], [])
 START = ResumePlan(None, "nothing is recorded")
 
 
-def test_drawing_keeps_its_interval_even_if_epochs_are_short() -> None:
+def test_drawing_keeps_its_interval_even_if_epochs_are_short():
     clock, view = Clock(), Recorder()
     live = Live(view, clock)
     live.state.on_start(START, 1200)
@@ -91,7 +90,7 @@ def test_drawing_keeps_its_interval_even_if_epochs_are_short() -> None:
     assert (view.events[-1], "open" in view.events) == ("close", True)
 
 
-def test_logged_warnings_are_shown_at_once_and_only_during_the_run() -> None:
+def test_logged_warnings_are_shown_at_once_and_only_during_the_run():
     view = Recorder()
     logger = logging.getLogger("jobrunner.somewhere")
     with Live(view, Clock()):
@@ -103,7 +102,7 @@ def test_logged_warnings_are_shown_at_once_and_only_during_the_run() -> None:
     assert view.events == ["open", ("warning", about), "close"]
 
 
-def test_a_line_has_epoch_pace_time_left_metrics_and_saves() -> None:
+def test_a_line_has_epoch_pace_time_left_metrics_and_saves():
     clock = Clock()
     state = RunState(clock=clock)
     state.on_setup(Runner())
@@ -120,7 +119,7 @@ def test_a_line_has_epoch_pace_time_left_metrics_and_saves() -> None:
     )
 
 
-def test_each_node_is_shown_with_its_worker_and_a_task_that_runs() -> None:
+def test_each_node_is_shown_with_its_worker_and_a_task_that_runs():
     runner = Runner(UnderWay("epoch", 5, 1.0, ("a/fit", "a/score")))
     runner.binding = SimpleNamespace(worker_names={"tcp://1": "first"})
     state = RunState()
@@ -131,11 +130,9 @@ def test_each_node_is_shown_with_its_worker_and_a_task_that_runs() -> None:
     assert nodes == [("a", "first", "fit", 2**20), ("b", "tcp://2", None, None)]
 
 
-def test_a_resumed_run_counts_its_pace_from_there_and_a_loss_is_shown_until_it_has_recovered() -> (
-    None
-):
+def test_a_resumed_run_counts_from_there_and_shows_a_loss_until_it_has_recovered():
     clock = Clock()
-    told: list[Any] = []
+    told = []
     state = RunState(lambda event, about: told.append((event, about)), clock=clock)
     state.on_start(ResumePlan(2, "it was asked for"), 10)
     clock.now = 100.0
@@ -152,7 +149,7 @@ def test_a_resumed_run_counts_its_pace_from_there_and_a_loss_is_shown_until_it_h
     assert event_text(*told[-1]) == "recovered after 2.5 s; continues from epoch 2"
 
 
-def test_a_long_epoch_is_shown_with_its_tasks_every_minute() -> None:
+def test_a_long_epoch_is_shown_with_its_tasks_every_minute():
     clock, view = Clock(), Recorder()
     tasks = tuple(f"node:{i}/step" for i in range(5))
     live = Live(view, clock)
@@ -169,7 +166,7 @@ def test_a_long_epoch_is_shown_with_its_tasks_every_minute() -> None:
     )
 
 
-def test_each_phase_of_a_slow_start_is_told_also_when_piped() -> None:
+def test_each_phase_of_a_slow_start_is_told_also_when_piped():
     clock, stream = Clock(), io.StringIO()
     live = Live(Lines(stream), clock)
     for begin in (
@@ -189,7 +186,7 @@ def test_each_phase_of_a_slow_start_is_told_also_when_piped() -> None:
     ]
 
 
-def test_a_job_that_ends_early_is_done_and_says_what_ended_it() -> None:
+def test_a_job_that_ends_early_is_done_and_says_what_ended_it():
     state = RunState()
     state.on_start(START, 100)
     state.on_group("init", 0, 0.1)
@@ -204,8 +201,8 @@ def test_a_job_that_ends_early_is_done_and_says_what_ended_it() -> None:
 
 
 @pytest.mark.parametrize("broken", ["open", "tell", "draw", "close"])
-def test_a_view_that_fails_ends_no_run(broken: str, caplog: pytest.LogCaptureFixture) -> None:
-    def fail(*args: object) -> None:
+def test_a_view_that_fails_ends_no_run(broken, caplog):
+    def fail(*args):
         raise RuntimeError("no display")
 
     view = Recorder()
@@ -219,7 +216,7 @@ def test_a_view_that_fails_ends_no_run(broken: str, caplog: pytest.LogCaptureFix
     assert broken == "close" or view.events[-1] == "close"
 
 
-def test_a_process_without_streams_can_be_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_streams_can_be_watched(monkeypatch):
     closed = io.StringIO()
     closed.close()
     for stream in (None, closed):
@@ -230,9 +227,9 @@ def test_a_process_without_streams_can_be_watched(monkeypatch: pytest.MonkeyPatc
         assert not live._has_failed
 
 
-def test_a_stream_without_characters_for_bars_gets_all_others() -> None:
+def test_a_stream_without_characters_for_bars_gets_all_others():
     class Ascii(io.TextIOWrapper):
-        def isatty(self) -> bool:
+        def isatty(self):
             return True
 
     written = io.BytesIO()
@@ -244,7 +241,7 @@ def test_a_stream_without_characters_for_bars_gets_all_others() -> None:
     assert b"epoch 3/4" in written.getvalue()
 
 
-def test_a_signal_is_confirmed_on_stderr_where_lines_go_to_a_file() -> None:
+def test_a_signal_is_confirmed_on_stderr_where_lines_go_to_a_file():
     """Ctrl-C also ends a `tee` that reads the output; then the confirmation is lost."""
     reader, writer = os.pipe()
     kept, stream = os.dup(2), io.StringIO()
@@ -264,7 +261,7 @@ def test_a_signal_is_confirmed_on_stderr_where_lines_go_to_a_file() -> None:
     assert "epoch is recorded" not in stream.getvalue()
 
 
-def test_durations_read_well() -> None:
+def test_durations_read_well():
     for seconds, text in {
         0.00123: "1.23 ms",
         0.9999: "1.0 s",

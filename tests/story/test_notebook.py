@@ -1,18 +1,14 @@
 """Runs in a notebook: with a real kernel, and with the part of IPython that a view uses."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal
 import sys
 import types
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from jobrunner import JobRunner, MultiNodeCheckpointManager, RunStoppedError, Session
+from jobrunner import JobRunner, MultiNodeCheckpointManager, RunStoppedError
 from jobrunner.cluster import UnderWay
 from jobrunner.run.result import ResumePlan
 from jobrunner.story import show_run
@@ -26,12 +22,12 @@ class Handle:
 
     shown = text = ""
 
-    def update(self, forms: dict[str, str], *, raw: bool) -> None:
+    def update(self, forms, *, raw):
         self.shown, self.text = forms["text/html"], forms["text/plain"]
 
 
 @pytest.fixture
-def page(monkeypatch: pytest.MonkeyPatch) -> Handle:
+def page(monkeypatch):
     """The output of the cell that runs."""
     handle = Handle()
     shell = types.SimpleNamespace(kernel="a kernel")
@@ -42,9 +38,7 @@ def page(monkeypatch: pytest.MonkeyPatch) -> Handle:
     return handle
 
 
-def test_a_page_shows_the_state_and_the_last_lines_as_text(
-    page: Handle, inproc_session: Session
-) -> None:
+def test_a_page_shows_the_state_and_the_last_lines_as_text(page, inproc_session):
     with show_run(True, inproc_session) as [state]:
         state.on_setup(Runner(UnderWay("epoch", 4, 2.0, ("a/<b>",)), "<job>"))
         state.on_start(ResumePlan(None, "nothing is recorded"), 8)
@@ -61,18 +55,14 @@ def test_a_page_shows_the_state_and_the_last_lines_as_text(
     assert "<i>" not in html
 
 
-def test_why_a_run_stopped_is_said_below_the_view_only(
-    page: Handle, inproc_session: Session
-) -> None:
+def test_why_a_run_stopped_is_said_below_the_view_only(page, inproc_session):
     for error, shown in ((RunStoppedError("it was asked to"), 0), (OSError("disk full"), 1)):
         with show_run(True, inproc_session) as [state]:
             state.on_error(error)
         assert page.shown.count(str(error)) == shown  # IPython shows the error itself
 
 
-def test_a_run_is_shown_where_somebody_looks_and_not_in_tests(
-    page: Handle, inproc_session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_shown_where_somebody_looks_and_not_in_tests(page, inproc_session, monkeypatch):
     with show_run(None, inproc_session) as callbacks:
         assert callbacks == []
     monkeypatch.delenv("PYTEST_CURRENT_TEST")
@@ -84,18 +74,16 @@ def test_a_run_is_shown_where_somebody_looks_and_not_in_tests(
 
 
 @pytest.mark.parametrize(("times", "name"), [(1, "RunStoppedError"), (2, "KeyboardInterrupt")])
-def test_an_interrupt_has_three_lines_for_ipython(
-    inproc_session: Session, tmp_path: Path, times: int, name: str
-) -> None:
+def test_an_interrupt_has_three_lines_for_ipython(inproc_session, tmp_path, times, name):
     class Interrupt:
-        def on_epoch(self, *args: object) -> None:
+        def on_epoch(self, *args):
             for _ in range(times):
                 signal.raise_signal(signal.SIGINT)
 
     runner = JobRunner(counter(9), MultiNodeCheckpointManager(tmp_path), callbacks=[Interrupt()])
     with pytest.raises((RunStoppedError, KeyboardInterrupt)) as caught:
         runner.run(inproc_session)
-    error: Any = caught.value
+    error = caught.value
     lines = "\n".join(error._render_traceback_()).splitlines()
     assert len(lines) <= 3
     assert lines[0].startswith(f"{name}: Job 'counter' ")
@@ -120,7 +108,7 @@ with Session.local(workers=1) as session:
 
 
 @pytest.mark.nightly
-def test_a_cell_that_runs_a_job_shows_it(tmp_path: Path) -> None:
+def test_a_cell_that_runs_a_job_shows_it(tmp_path):
     nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
     nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
     pytest.importorskip("ipykernel", reason="ipykernel is not installed")

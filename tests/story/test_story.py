@@ -1,12 +1,8 @@
 """What a directory's log tells of its runs: epochs, saves, and where their time went."""
 
-from __future__ import annotations
-
 import datetime as dt
 import os
 from dataclasses import astuple
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,7 +11,6 @@ from jobrunner import (
     JobRunner,
     MultiNodeCheckpointManager,
     SaveEvery,
-    Session,
 )
 from jobrunner.checkpoint.log.details import Timing
 from jobrunner.checkpoint.log.entries import (
@@ -23,8 +18,6 @@ from jobrunner.checkpoint.log.entries import (
     CommitEntry,
     DoneEntry,
     EndEntry,
-    Entry,
-    LogEntry,
     Record,
     RewindEntry,
     RunEntry,
@@ -34,7 +27,7 @@ from jobrunner.checkpoint.log.entries import (
 from jobrunner.checkpoint.log.log_writer import make_entry
 from jobrunner.positions import Position
 from jobrunner.run.decisions import Stopwatch
-from jobrunner.story import RunStory, Story, read_story
+from jobrunner.story import RunStory, read_story
 from tests.cli.directories import begin, invoke, save
 from tests.jobs import counter
 from tests.saves import save_epoch
@@ -45,42 +38,42 @@ NOON = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
 class Log:
     """A log in memory, whose entries a test appends, each at a time that it chooses."""
 
-    def __init__(self) -> None:
-        self.trees: list[dict[str, Any]] = []
+    def __init__(self):
+        self.trees = []
 
-    def add(self, run: str, kind: type[LogEntry], at: float, **body: Any) -> None:
+    def add(self, run, kind, at, **body):
         entry = entry_to_json(make_entry(kind, len(self.trees), run, **body))
         time = NOON + dt.timedelta(seconds=at)
         self.trees.append({**entry, "time": time.isoformat(timespec="milliseconds")})
 
-    def run(self, run: str, at: float, **info: Any) -> None:
+    def run(self, run, at, **info):
         info |= {"plan": {"job": "j", "parameters": {"x": 1}}}
         self.add(run, RunEntry, at, nodes=["a"], info=info)
 
-    def save(self, run: str, epoch: int, at: float, seconds: float, **details: Any) -> None:
+    def save(self, run, epoch, at, seconds, **details):
         self.add(run, ClaimEntry, at - seconds, upto=Position(epoch), retry=len(self.trees))
         stores = {"a": Store(f"a.{epoch}", "0" * 64, 8, seconds)}
         records = [Record(Position(epoch), stores, details=details)]
         claim = len(self.trees) - 1
         self.add(run, CommitEntry, at, claim=claim, records=records, run_number=0)
 
-    def tell(self) -> Story:
+    def tell(self):
         return read_story(MultiNodeCheckpointManager("/nowhere", self))
 
     # ---- the protocol of handlers
 
-    def set_params(self, path: str, node_names: object) -> None: ...
-    def append(self, entry: Entry) -> bool: ...
+    def set_params(self, path, node_names): ...
+    def append(self, entry): ...
 
-    def last_number(self) -> int:
+    def last_number(self):
         return len(self.trees) - 1
 
-    def entries(self, first: int = 0) -> Any:
+    def entries(self, first=0):
         return iter(self.trees[first:])
 
 
 @pytest.fixture
-def log() -> Log:
+def log():
     return Log()
 
 
@@ -104,10 +97,10 @@ def test_the_runs_of_a_directory_are_told_with_their_epochs_and_saves(inproc_ses
 class Reader:
     """Reads the story of the run while it runs."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         self.path, self.found = path, list[RunStory]()
 
-    def on_epoch_start(self, epoch: int) -> None:
+    def on_epoch_start(self, epoch):
         self.found += read_story(self.path).runs
 
 
@@ -184,7 +177,7 @@ def test_epochs_that_a_loss_undid_or_that_were_not_saved_are_counted_as_redone()
 
 
 @pytest.mark.parametrize("kind", ["link", "hole", "empty"])
-def test_a_log_of_which_nothing_can_be_read_has_no_story(kind: str, tmp_path: Path) -> None:
+def test_a_log_of_which_nothing_can_be_read_has_no_story(kind, tmp_path):
     path = tmp_path / "runs" / "_log" / "0000000000.json"
     path.parent.mkdir(parents=True)
     if kind == "link":
@@ -201,9 +194,7 @@ def test_a_log_of_which_nothing_can_be_read_has_no_story(kind: str, tmp_path: Pa
     ("timing", "field"),
     [({"compute": -1}, "compute"), ({"losses": [{"at": 1, "text": "x" * 1001}]}, "text"), ([], "")],
 )
-def test_a_record_with_a_strange_time_is_corrupt_and_left_out_of_the_story(
-    timing: Any, field: str, tmp_path: Path
-) -> None:
+def test_a_record_with_a_strange_time_is_corrupt_and_left_out_of_the_story(timing, field, tmp_path):
     manager = MultiNodeCheckpointManager(tmp_path)
     manager.run.start([], {})
     save_epoch(manager, 0, details={"timing": timing})
@@ -214,7 +205,7 @@ def test_a_record_with_a_strange_time_is_corrupt_and_left_out_of_the_story(
     assert not run.epochs
 
 
-def test_times_that_contradict_each_other_give_no_negative_part(log: Log) -> None:
+def test_times_that_contradict_each_other_give_no_negative_part(log):
     log.run("one", 10**9)
     log.save("one", 0, 1, 1, timing={"compute": 1e9, "save_wait": 1e9})
     log.trees[-1]["time"] = "yesterday"
@@ -223,9 +214,7 @@ def test_times_that_contradict_each_other_give_no_negative_part(log: Log) -> Non
     assert min(astuple(run.ledger)) >= 0
 
 
-def test_what_a_damaged_entry_said_is_told_to_be_missing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_a_damaged_entry_said_is_told_to_be_missing(tmp_path, caplog):
     manager = begin(tmp_path / "runs")
     save(manager, 0)
     manager.run.end()
@@ -235,13 +224,10 @@ def test_what_a_damaged_entry_said_is_told_to_be_missing(
     assert "0000000002.json" in caplog.text
 
 
-def test_that_the_run_before_was_killed_is_told_by_ls(
-    inproc_session: Session, tmp_path: Path
-) -> None:
+def test_that_the_run_before_was_killed_is_told_by_ls(inproc_session, tmp_path):
     manager = MultiNodeCheckpointManager(tmp_path / "k")
     JobRunner(counter(2), manager).run(inproc_session)
     killed = begin(manager.path)
-    assert killed.run.lock is not None
     killed.run.lock.leave()  # as a killed process does
     assert "The last run ended without a word" in invoke("ls", manager.path).output
     JobRunner(counter(3), MultiNodeCheckpointManager(manager.path)).run(inproc_session)

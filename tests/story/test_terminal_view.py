@@ -1,7 +1,5 @@
 """What is drawn on a terminal fits it, and is whole."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os
@@ -10,8 +8,6 @@ import re
 import subprocess
 import sys
 import termios
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -29,9 +25,7 @@ from tests.story.test_live import Clock, Runner
 NAMES = st.text(st.sampled_from("abcxyz_/:[]é漢 "), min_size=1, max_size=60)
 
 
-def state(
-    metrics: dict[str, float], nodes: list[str], job: str = "walk", seconds: float = 5.0
-) -> RunState:
+def state(metrics, nodes, job="walk", seconds=5.0):
     """A run in its fifth epoch, with a save in flight, a loss and two saves that failed."""
     clock = Clock()
     found = RunState(clock=clock)
@@ -53,7 +47,7 @@ def state(
     return found
 
 
-def drawn(known: Any, width: int, height: int = 1000) -> list[str]:
+def drawn(known, width, height=1000):
     stream = io.StringIO()
     console = Console(
         file=stream, width=width, height=height, force_terminal=True, color_system=None
@@ -69,9 +63,7 @@ def drawn(known: Any, width: int, height: int = 1000) -> list[str]:
     NAMES,
     st.integers(20, 200),
 )
-def test_no_metric_and_no_save_is_cut_at_any_width(
-    metrics: dict[str, float], nodes: list[str], job: str, width: int
-) -> None:
+def test_no_metric_and_no_save_is_cut_at_any_width(metrics, nodes, job, width):
     known = state(metrics, nodes, job).now()
     lines = drawn(known, width)
     assert max(map(cell_len, lines)) <= width
@@ -88,12 +80,12 @@ def test_no_metric_and_no_save_is_cut_at_any_width(
 
 
 @pytest.mark.parametrize("height", [8, 24, 50])
-def test_metrics_that_half_a_screen_does_not_hold_are_counted(height: int) -> None:
+def test_metrics_that_half_a_screen_does_not_hold_are_counted(height):
     metrics = {f"a_metric_of_some_length_{i}": i / 7 for i in range(200)}
     lines = drawn(state(metrics, ["trainer"]).now(), 80, height)
     assert len(lines) <= max(6, height // 2)  # what is printed needs room
     shown = "\n".join(lines)
-    left_out = int(re.search(r"and (\d+) more metrics", shown)[1])  # type: ignore[index]
+    left_out = int(re.search(r"and (\d+) more metrics", shown)[1])
     assert shown.count("a_metric_of_some_length_") + left_out == 200
     assert "saved epoch 3 (117.74 MiB)" in shown
     assert "saving epoch 4 for" in shown
@@ -121,7 +113,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.nightly
-def test_a_script_on_a_real_terminal_shows_its_run_and_its_prints_once(tmp_path: Path) -> None:
+def test_a_script_on_a_real_terminal_shows_its_run_and_its_prints_once(tmp_path):
     script = tmp_path / "job.py"
     script.write_text(SCRIPT)
     ours, theirs = pty.openpty()
