@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import zarr
 
 from jobrunner import CheckpointError, DefinitionError
 from jobrunner.checkpoint import encode_blobs
@@ -120,15 +119,6 @@ def test_frames_series_indexes_and_arrays_come_back_as_they_were() -> None:
     saved = [*frames(), *series, *(one[:0] for one in series), *indexes(), *arrays]
     for expected, found in zip(saved, written_and_read(saved), strict=True):
         assert_same(expected, found)
-
-
-def test_a_frame_is_stored_in_its_blocks_which_other_readers_see(tmp_path: Path) -> None:
-    frame = pd.DataFrame(np.arange(12.0).reshape(4, 3), columns=list("abc"))
-    frame["n"] = np.arange(4)
-    write_store(tmp_path, encode_blobs("n", {"x": frame}))
-    group = zarr.open_group(tmp_path / "n.0", mode="r")
-    assert group["x/blocks/0/values"][:].tolist() == frame[["a", "b", "c"]].to_numpy().T.tolist()
-    assert group["x/blocks/1/values"][:].tolist() == [[0, 1, 2, 3]]
 
 
 SCALARS = [

@@ -251,18 +251,18 @@ def gate(tmp_path: Path) -> Gate:
     return Gate("s3://bucket/k", tmp_path / "objects")
 
 
-def save_nodes(manager: MultiNodeCheckpointManager, *epochs: int) -> None:
+def save_nodes(manager: MultiNodeCheckpointManager, epoch: int) -> None:
     workspaces = {node: Workspace(node) for node in NODES}
-    for epoch in epochs:
-        for workspace in workspaces.values():
-            workspace.globals.update(fixed=VALUES["fixed"], epoch=epoch)
-        save_epoch(manager, epoch, workspaces)
+    for workspace in workspaces.values():
+        workspace.globals.update(fixed=VALUES["fixed"], epoch=epoch)
+    save_epoch(manager, epoch, workspaces)
 
 
-def write_epochs(gate: Gate, count: int) -> None:
+def write_log(gate: Gate, epochs: int) -> None:
     manager = MultiNodeCheckpointManager(gate.root, files=gate)
-    manager.run.start(NODES, {})
-    save_nodes(manager, *range(count))
+    manager.run.start([], {})
+    for epoch in range(epochs):
+        save_epoch(manager, epoch)
     manager.run.end()
 
 
@@ -294,14 +294,14 @@ def test_work_far_away_is_shared_by_threads_and_its_first_error_is_raised() -> N
 
 
 def test_of_a_long_log_many_entries_are_read_at_once(gate: Gate) -> None:
-    write_epochs(gate, 9)
+    write_log(gate, 9)
     gate.expect("get", r"_log/00000000(0[6-9]|1[0-3])\.json")  # after two and four
     assert MultiNodeCheckpointManager(gate.root, files=gate).epochs() == list(range(9))
     assert gate.passed == 8
 
 
 def test_an_entry_that_is_missing_among_those_read_at_once_is_named(gate: Gate) -> None:
-    write_epochs(gate, 4)
+    write_log(gate, 4)
     for removed, message in ((3, r": expected .*0003\.json"), (4, ", although")):
         gate.remove_file(f"{gate.root}/_log/000000000{removed}.json")
         with pytest.raises(CheckpointCorruptError, match=rf"Entry 3 .* is missing{message}"):
