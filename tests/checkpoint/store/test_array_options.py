@@ -234,9 +234,16 @@ def test_invalid_array_options_are_refused_before_anything_runs(
             MultiNodeCheckpointManager(tmp_path, **options)
 
 
-def test_options_of_a_blob_that_is_not_checkpointed_are_refused() -> None:
+def test_options_of_a_blob_that_is_not_checkpointed_or_has_others_are_refused() -> None:
     with Job("j") as job, Node("a"):
         Task(lambda: 0, outputs=Blob("w", chunks=8))
         epoch_limiter(job, 1)
     with pytest.raises(DefinitionError, match="checkpoint options, but .* is not checkpointed"):
+        job.compile()
+    with Job("k") as job, Node("a"):
+        with job.init_group:
+            Task(lambda: 0, outputs=Blob("w", chunks=8))
+        Task(lambda w: w, inputs="w", outputs=Blob("w", chunks=4))
+        epoch_limiter(job, 1)
+    with pytest.raises(DefinitionError, match="Declare them once"):
         job.compile()
