@@ -3,6 +3,8 @@
 import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jobrunner import BlobNotFoundError, ExecutionError, NodeLostError, TaskFailedError
 from jobrunner.cluster.exchange import (
@@ -109,6 +111,44 @@ def test_other_operations_are_polled_only_on_workers_that_are_not_done():
     assert play.hear({A: DONE, B: running()}).addresses == [B]
     assert play.members.running == {}
     assert play.end({B: DONE}) == {A: "done", B: "done"}
+
+
+@given(
+    st.lists(st.integers(0, 3), min_size=3, max_size=3),
+    st.lists(st.sampled_from(["done", "failed", "gone"]), min_size=3, max_size=3),
+)
+def test_however_its_parts_end_a_run_ends_and_none_goes_on(polls, ends):
+    play = Play(Request("run", number=7), [A, B, C])
+    left, ends = dict(zip([A, B, C], polls, strict=True)), dict(zip([A, B, C], ends, strict=True))
+    told, ended, action = set(), {}, play.action
+
+    def answer(address):
+        left[address] -= 1
+        if left[address] < 0 and ends[address] == "gone":
+            return OSError("closed")
+        if left[address] < 0 or address in told:
+            ended.setdefault(address, "aborted" if address in told else ends[address])
+            return {"status": ended[address]}
+        return running()
+
+    for _ in range(20):
+        answers = {}
+        if isinstance(action, Abort):
+            told.update(action.addresses)
+        elif isinstance(action, Ask):
+            answers = {address: answer(address) for address in action.addresses}
+        try:
+            action = play.steps.send(Heard(100.0, answers))
+        except StopIteration as end:
+            replies = end.value
+            assert {address: replies[address].status for address in replies} == ended
+            break
+        except NodeLostError:
+            assert {ends[address] for address in play.members.lost} == {"gone"}
+            assert told | set(play.members.lost) | set(ended) == {A, B, C}
+            break
+    else:
+        pytest.fail("it does not end")
 
 
 # ---- failures and aborts

@@ -10,6 +10,7 @@ from jobrunner.run.decisions import (
     Losses,
     Stopwatch,
     is_move_worthwhile,
+    next_decision,
     remainder,
 )
 
@@ -86,3 +87,19 @@ def test_a_loss_is_told_once_and_at_the_end_again_though_nothing_went_on():
     assert [loss["text"] for loss in ended["timing"]["losses"]] == ["first", "second"]
     assert "resumed" not in ended["timing"]["losses"][1]
     assert ended["outcome"] == "failed"
+
+
+def test_what_comes_after_an_epoch():
+    assert next_decision() == "run an epoch"
+    assert next_decision(stopped_by="a/met", stop_asked="SIGTERM") == "finish"
+    assert next_decision(stop_asked="SIGTERM", is_leaving=True) == "stop"
+    assert next_decision(is_leaving=True) == "run an epoch"  # moving would undo one
+    assert next_decision(is_leaving=True, is_recorded=True) == "move"
+    assert next_decision(has_room=True, is_recorded=True) == "move"
+
+
+def test_losses_in_a_row_are_too_many_after_the_last_restart():
+    losses = Losses(limit=2).after_loss().after_loss()
+    assert not losses.are_too_many
+    assert losses.after_loss().are_too_many
+    assert losses.after_record() == Losses(limit=2, in_all=2)
