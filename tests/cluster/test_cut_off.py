@@ -1,12 +1,10 @@
-"""Workers in network namespaces of their own, cut off from all others or from one."""
+"""Workers in network namespaces of their own, one of which is cut off from another."""
 
 import contextlib
 import itertools
-import os
 import shutil
 import subprocess
 import threading
-import time
 from pathlib import Path
 
 import dask
@@ -22,7 +20,6 @@ from jobrunner import (
     Session,
     Task,
     current_task,
-    epoch_limiter,
 )
 from tests.processes import await_true, dask_process
 
@@ -32,6 +29,7 @@ ENDS = {
     "b": ("jr-b", "10.231.78.3"),
     "c": ("jr-c", "10.231.78.4"),
 }
+NODES = ("server", "n0", "n1", "n2")  # three workers get two, one and one
 EPOCHS = 8
 
 
@@ -65,37 +63,32 @@ def spaces():
         yield
 
 
-def plug(is_in):
-    """Connect worker a with all others, or with none."""
-    ip("link", "set", f"{ENDS['a'][0]}-1", "up" if is_in else "down")
-
-
 def cut(is_cut):
     """Cut a and b from each other, and from nobody else, or mend that."""
     for name, other in ("ab", "ba"):
+        neighbour = ["-n", ENDS[name][0], "neigh"]
         target = [ENDS[other][1], "dev", "eth0"]
-        # To an address that no card has: what is sent there arrives nowhere, silently.
-        nowhere = [*target[:1], "lladdr", "02:00:00:00:00:99", *target[1:]]
-        how = ["replace", *nowhere] if is_cut else ["del", *target]
-        ip("-n", ENDS[name][0], "neigh", *how)
+        if is_cut:
+            # To an address that no card has: what is sent there arrives nowhere, silently.
+            ip(*neighbour, "replace", *target, "lladdr", "02:00:00:00:00:99")
+        else:
+            ip(*neighbour, "del", *target)
 
 
-@contextlib.contextmanager
-def client_of(names, tmp_path):
-    """A scheduler here and a worker in some of the namespaces; gives a client."""
+@pytest.fixture
+def client(spaces, tmp_path):
+    """Of a scheduler here and a worker in each namespace."""
     address = f"tcp://{MIDDLE}:18787"
     with contextlib.ExitStack() as stack:
         stack.enter_context(dask.config.set({"jobrunner.worker-silence-seconds": 1}))
         command = ["scheduler", "--dashboard-address", ":0", "--host", MIDDLE, "--port", "18787"]
         stack.enter_context(dask_process(*command, cwd=tmp_path))
-        for name in names:
-            space, end = ENDS[name]
+        for space, end in ENDS.values():
             command = ["worker", address, "--nthreads", "1", "--no-nanny", "--no-dashboard"]
-            command += ["--host", end, "--name", name]
             within = ["ip", "netns", "exec", space]
-            stack.enter_context(dask_process(*command, cwd=tmp_path, prefix=within))
+            stack.enter_context(dask_process(*command, "--host", end, cwd=tmp_path, prefix=within))
         client = stack.enter_context(Client(address, set_as_default=False, timeout=30))
-        client.wait_for_workers(len(names), timeout=30)
+        client.wait_for_workers(len(ENDS), timeout=30)
         yield client
 
 
@@ -106,79 +99,39 @@ def feed(x, flag):
     return x + current_task().rng.standard_normal(x.size)
 
 
-def mix(x, other):
-    return (x + other) / 2
-
-
-def run(session, nodes, flag, manager=None):
+def run(session, flag, manager=None):
     """What the first node makes goes to the next one, and so on; gives the result and all blobs.
 
     A node's part is done before the next one has its value, for which another one then waits in turn.
     """
     with Job("chain", seed=3) as job:
-        for name in nodes:
+        for name in NODES:
             with job.init_group:
                 Task(lambda: np.zeros(100), outputs="x", node=name)
-        Task(feed, inputs="x", outputs="x", node=nodes[0], kwargs={"flag": str(flag)})
-        for before, name in itertools.pairwise(nodes):
-            Task(mix, ["x", Node(before)["x"]], outputs="x", node=name)
-    epoch_limiter(job, EPOCHS)
-    result = JobRunner(job, manager).run(session)
-    return result, [session.fetch(Node(name)["x"]).tobytes() for name in nodes]
+        Task(feed, inputs="x", outputs="x", node=NODES[0], kwargs={"flag": str(flag)})
+        for before, name in itertools.pairwise(NODES):
+            Task(lambda x, y: (x + y) / 2, ["x", Node(before)["x"]], outputs="x", node=name)
+    result = JobRunner(job, manager, num_epochs=EPOCHS).run(session)
+    return result, [session.fetch(Node(name)["x"]).tobytes() for name in NODES]
 
 
-def run_and_cut(client, nodes, flag, how, manager):
-    """The same, cut in epoch 4: one loss."""
-
-    def act():
-        await_true(flag.exists, "the flag")
-        how()
-        Path(f"{flag}.cut").touch()
-
-    thread = threading.Thread(target=act)
-    thread.start()
-    with Session(client) as session:
-        result, state = run(session, nodes, flag, manager)
-    thread.join()
-    assert (result.epoch, result.restarts) == (EPOCHS, 1)
-    return state
-
-
-@pytest.fixture
-def undisturbed(inproc_client, tmp_path):
-    """What an undisturbed run gives."""
+@pytest.mark.nightly
+def test_a_pair_of_three_workers_that_is_cut_never_ends_the_run(client, inproc_session, tmp_path):
     (tmp_path / "none").touch()
+    _, expected = run(inproc_session, tmp_path / "none")
+    for trial in range(20):
+        flag = tmp_path / f"flag-{trial}"
 
-    def state(nodes):
-        with Session(inproc_client) as session:
-            return run(session, nodes, tmp_path / "none")[1]
+        def cut_in_epoch_4(flag=flag):
+            await_true(flag.exists, "the flag")
+            cut(True)
+            Path(f"{flag}.cut").touch()
 
-    return state
-
-
-@pytest.mark.nightly
-def test_a_worker_that_is_cut_off_is_replaced_and_changes_nothing_when_it_is_back(
-    spaces, tmp_path, undisturbed
-):
-    nodes, manager = ("n0", "n1"), MultiNodeCheckpointManager(tmp_path / "ckpt")
-    with client_of("ab", tmp_path) as client:
-        state = run_and_cut(client, nodes, tmp_path / "flag", lambda: plug(False), manager)
-        entries = sorted(os.listdir(tmp_path / "ckpt" / "_log"))
-        plug(True)
-        time.sleep(2.0)  # for the one that is back to do what it was about to
-        assert sorted(os.listdir(tmp_path / "ckpt" / "_log")) == entries
-        for epoch in manager.epochs():
-            manager.verify(epoch)
-    assert state == undisturbed(nodes)
-
-
-@pytest.mark.nightly
-def test_a_pair_of_three_workers_that_is_cut_never_ends_the_run(spaces, tmp_path, undisturbed):
-    nodes = ("server", "n0", "n1", "n2")  # three workers get two, one and one
-    expected = undisturbed(nodes)
-    with client_of("abc", tmp_path) as client:
-        for trial in range(20):
+        thread = threading.Thread(target=cut_in_epoch_4)
+        thread.start()
+        with Session(client) as session:
             manager = MultiNodeCheckpointManager(tmp_path / f"ckpt-{trial}")
-            flag = tmp_path / f"flag-{trial}"
-            assert run_and_cut(client, nodes, flag, lambda: cut(True), manager) == expected
-            cut(False)
+            result, state = run(session, flag, manager)
+        thread.join()
+        assert (result.epoch, result.restarts, state) == (EPOCHS, 1, expected)
+        cut(False)

@@ -154,15 +154,6 @@ def test_however_its_parts_end_a_run_ends_and_none_goes_on(polls, ends):
 # ---- failures and aborts
 
 
-def test_the_first_failure_of_a_run_aborts_the_others_and_waits_for_them():
-    play = run()
-    abort = play.hear({A: FAILED, B: running()})
-    assert abort == Abort([B], "another worker's part has failed")
-    assert polls(play.hear()) == ([B], POLL_SECONDS)
-    assert polls(play.hear({B: running()})) == ([B], POLL_SECONDS)  # and are told once
-    assert play.end({B: {"status": "aborted"}})[A] == "failed"
-
-
 def test_an_error_that_a_worker_reports_is_raised():
     request = Request("run", group="epoch", epoch=3)
     failure = describe_failure("a", "t", ValueError("by hand"))
@@ -269,12 +260,6 @@ def test_a_worker_that_leaves_is_asked_from_the_start_once_more_and_only_once():
     ]
     assert polls(play.hear({A: running(), B: running()})) == ([A, B], POLL_SECONDS)
     assert "OSError" in str(lose(play, {A: DONE, B: OSError("closed")}))
-
-
-def test_after_a_known_loss_no_news_are_awaited():
-    play = Play(Request("run", number=7), [A, B, C])
-    error = lose(play, {A: OSError("one"), B: DONE, C: DONE}, lost={B: "gone"})
-    assert error.nodes == ("a", "b")
 
 
 def test_a_worker_that_another_could_not_reach_is_lost_and_no_task_is_to_blame():

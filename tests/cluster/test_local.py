@@ -101,16 +101,6 @@ def test_a_connection_waits_for_a_place_in_a_full_queue():
             asyncio.run(connect_later(path, queued))
 
 
-@pytest.mark.nightly
-def test_a_setting_opens_a_local_cluster_to_all_users_of_the_machine():
-    with (
-        dask.config.set({"jobrunner.local-protocol": "tcp"}),
-        Session.local(workers=1, threads_per_worker=1) as session,
-    ):
-        assert session.run(Task(lambda: 1)) == 1
-        assert session.client.scheduler_info()["address"].startswith("tcp://127.0.0.1:")
-
-
 def test_another_protocol_is_refused():
     with (
         dask.config.set({"jobrunner.local-protocol": "http"}),

@@ -25,7 +25,7 @@ from jobrunner import (
 from jobrunner.cluster.scheduler import SchedulerLink
 from jobrunner.dask_internals import EVERY_WORKER
 from jobrunner.worker.plugin import PLUGIN_NAME
-from tests.processes import await_file, own_session
+from tests.processes import await_file, await_true, own_session
 
 
 @pytest.fixture
@@ -51,27 +51,13 @@ def job_of_two():
         with job.init_group:
             for name in "ab":
                 Task(os.getpid, outputs="pid", node=name)
-        slow = Task(Flagged(), inputs="pid", node="a", name="slow", kwargs={"flag": ""})
-        Task(lambda x: x, inputs=slow.output(), node="b", name="after")
+        slow = Task(lambda pid: time.sleep(30), inputs="pid", node="a")
+        Task(lambda x: x, inputs=slow.output(), node="b")
     return job
 
 
-class Flagged:
-    """Sleeps for long, after it has left a file as a sign that it began."""
-
-    __name__ = "flagged"
-
-    def __call__(self, pid, flag):
-        if flag:
-            with open(flag, "w") as file:
-                file.write(str(pid))
-        time.sleep(30)
-
-
-def bind(session, flag=""):
-    job = job_of_two()
-    job.epoch_group.find("a", "slow").kwargs = {"flag": str(flag)}
-    binding = session.bind(job.compile())
+def bind(session):
+    binding = session.bind(job_of_two().compile())
     binding.run("init", epoch=0)
     return binding
 
@@ -120,11 +106,12 @@ def await_nothing_held(client):
 # ---- workers
 
 
-def test_a_worker_that_retires_and_is_gone_is_lost_soon(session, client, tmp_path):
-    binding = bind(session, tmp_path / "flag")
+def test_a_worker_that_retires_and_is_gone_is_lost_soon(session, client, monkeypatch):
+    monkeypatch.setattr("jobrunner.cluster.messenger.RETIRING_SECONDS", 0.1)
+    binding = bind(session)
 
     def retire():
-        await_file(tmp_path / "flag")
+        await_true(lambda: binding._members.running, "the first task")
         client.retire_workers([binding.placement["a"]])
 
     with meanwhile(retire) as retired, pytest.raises(NodeLostError, match="'a'"):
