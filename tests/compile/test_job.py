@@ -104,45 +104,32 @@ def test_a_cycle_through_after_is_refused_naming_its_tasks(node):
     assert f"'{node}/two'" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("epoch", "names"),
-    [
-        (lambda: Task(f, inputs="nope", name="t", node=A), ["'a/t'", "'nope'", "'x'"]),
-        (lambda: Task(f, updates="nope", name="t", node=A), ["'a/t'", "'nope'"]),
-        (lambda: Task(f, inputs=A["nope"], name="t", node=B), ["'b/t'", "'nope'", "'a'"]),
-        (lambda: Task(f, inputs=B["x"], name="t", node=A), ["'a/t'", "'x'", "'b'"]),
-        (lambda: Task(f, name="t", node=A, after="gone"), ["'a/t'", "'gone'"]),
-        (lambda: Task(f, name="t", node=A, after="t"), ["'a/t'", "itself"]),
-        (
-            lambda: Task(
-                f, inputs=Task(f, node=A, group=Job().init_group).output(), name="t", node=A
-            ),
-            ["'a/t'", "not part of this job"],
-        ),
-        (
-            lambda: Task(f, outputs=["p", "q"], num_instances=2, name="t", node=A),
-            ["'a/t'", "one list"],
-        ),
-        (
-            lambda: [
-                Task(f, inputs="g", name="t", node=A),
-                Task(f, outputs="g", node=A, workspace_type=WorkspaceType.GLOBAL),
-            ],
-            ["'a/t'", "before any task makes it"],
-        ),
-        (
-            lambda: Task(f, outputs="x", name="t", node=A, workspace_type=WorkspaceType.PRIVATE),
-            ["'a/t'", "private", "'a/f'"],
-        ),
-        (lambda: Task(f, outputs="X", name="t", node=A), ["'x'", "'X'", "case"]),
-        (lambda: Task(f, name="t", node="A"), ["'A'", "'a'", "case"]),
-        (
-            lambda: [Task(f, node=Node("n", workers="v")), Task(f, node=Node("n", workers="w"))],
-            ["'n'", "conflicting requirements"],
-        ),
-    ],
-    ids=range(13),
-)
+def t(node=A, **options):
+    Task(f, name="t", node=node, **options)
+
+
+MAKES_G = {"outputs": "g", "node": A, "workspace_type": "global"}
+REFUSED = [
+    (lambda: t(inputs="nope"), ["'a/t'", "'nope'", "'x'"]),
+    (lambda: t(updates="nope"), ["'a/t'", "'nope'"]),
+    (lambda: t(inputs=A["nope"], node=B), ["'b/t'", "'nope'", "'a'"]),
+    (lambda: t(inputs=B["x"]), ["'a/t'", "'x'", "'b'"]),
+    (lambda: t(after="gone"), ["'a/t'", "'gone'"]),
+    (lambda: t(after="t"), ["'a/t'", "itself"]),
+    (lambda: t(inputs=Task(f, node=A, group=Job().init_group)), ["'a/t'", "not part of this job"]),
+    (lambda: t(outputs=["p", "q"], num_instances=2), ["'a/t'", "one list"]),
+    (lambda: (t(inputs="g"), Task(f, **MAKES_G)), ["'a/t'", "before any task makes it"]),
+    (lambda: t(outputs="x", workspace_type="private"), ["'a/t'", "private", "'a/f'"]),
+    (lambda: t(outputs="X"), ["'x'", "'X'", "case"]),
+    (lambda: t(node="A"), ["'A'", "'a'", "case"]),
+    (
+        lambda: [Task(f, node=Node("n", workers=w)) for w in "vw"],
+        ["'n'", "conflicting requirements"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("epoch", "names"), REFUSED, ids=range(len(REFUSED)))
 def test_a_job_that_cannot_run_is_refused_with_names(epoch, names):
     def init():
         Task(f, outputs="x", node=A)
@@ -194,10 +181,8 @@ def test_conditions_are_outputs_or_blobs_of_the_epoch():
 
 
 def test_checkpointing_an_unused_node_is_refused():
-    with Job(nodes_to_checkpoint=["zzz"]) as job:
-        Task(f, node=A)
     with pytest.raises(DefinitionError, match="'zzz'"):
-        job.compile()
+        job_with(nodes_to_checkpoint=["zzz"]).compile()
 
 
 def test_init_tasks_that_run_again_at_a_resume():

@@ -108,11 +108,12 @@ class Lab:
         """Files for as long as the context lasts; yields what can be done with them."""
         path, copied = f"{self.root}/runs/mutant", f"{self.root}/copied"
         write_tree(tree, path)
+        os.mkdir(copied)
         try:
-            yield Case(path, copied, f"{self.root}/whole/{seed.name}", seed.job())
+            yield Case(path, f"{copied}/to", f"{self.root}/whole/{seed.name}", seed.job())
         finally:
             shutil.rmtree(path)
-            shutil.rmtree(copied, ignore_errors=True)
+            shutil.rmtree(copied)
 
     def attempt(self, number: int) -> tuple[Counter[str], list[Bad]]:
         """Do some operations with a mutant; how they ended, and what must not happen."""
@@ -151,7 +152,7 @@ class Lab:
             if not mutant.is_signed and self.expected[mutant.seed.name].get(key) != digest:
                 wrong.append(("wrong data", key))
         case.loaded.clear()
-        there = set(os.listdir(self.root)) - {os.path.basename(case.copy)}
+        there = set(os.listdir(self.root)) - {"copied"}
         if there != self.before:
             wrong.append(("write outside", f"files: {there ^ self.before}"))
         return type(error).__name__ if error else "", wrong

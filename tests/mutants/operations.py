@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Callable
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 from click.testing import CliRunner
@@ -16,16 +15,14 @@ from jobrunner import JobRunner, KeepLast, MultiNodeCheckpointManager, errors
 from jobrunner.checkpoint import (
     digest_blob,
     encode_blobs,
-    inspect_directory,
     repair_log,
-    restore_epoch,
 )
 from jobrunner.checkpoint.log.heartbeat import Patience
 from jobrunner.cli import main
 from jobrunner.define import Job
 from jobrunner.positions import Position
 from jobrunner.run import Replay
-from jobrunner.story import LiveRuns, read_story, to_page
+from jobrunner.story import LiveRuns
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
 from tests.mutants.watch import TimeIsUpError
@@ -105,10 +102,6 @@ class Case:
     def top(self) -> None:
         LiveRuns(FaultyFiles(), self.path).look()
 
-    def report(self) -> None:
-        page = to_page(read_story(self.manager()))
-        ElementTree.fromstring(page.partition("\n")[2])
-
     def load(self) -> None:
         def act(manager: MultiNodeCheckpointManager, epoch: Position) -> None:
             for name, node in manager.open(epoch).items():
@@ -179,23 +172,6 @@ class Case:
         if repair_log(self.manager().directory, patience()) is not None:
             self.manager().epochs()
 
-    def prune(self) -> None:
-        manager = self.manager(keep=KeepLast(1))
-        manager.run.start([], {"command": "prune"})
-        try:
-            manager.retention.retire()
-        finally:
-            manager.run.end()
-
-    def restore(self) -> None:
-        directory = self.manager().directory
-        aside = [it.path for it in inspect_directory(directory) if it.status == "aside"]
-        for path in aside[:2]:
-            epoch = path.split(".")[1]
-            if epoch.isdecimal():
-                # Else it waits in real time for a sign of the run that holds the directory.
-                restore_epoch(directory, Position.of(int(epoch)), take_over=True)
-
     def resume(self) -> None:
         """What a run writes: it takes the directory, removes leftovers, saves an epoch."""
         manager = self.manager(keep=KeepLast(2))
@@ -215,12 +191,13 @@ class Case:
 READING = (
     *("ls DIR --last 5", "ls ROOT", "ls ROOT --best loss", "stats DIR", "info DIR latest"),
     *("verify DIR --deep", "diff DIR DIR", "fsck DIR", "compare DIR WHOLE", "compare WHOLE DIR"),
-    *("prune DIR --keep-last 2 --keep-best loss --dry-run",),
-    *("top", "report", "load", "look", "ask", "plan", "replay", "load_in_run"),
+    *("prune DIR --keep-last 2 --keep-best loss --dry-run", "report DIR --output COPY"),
+    *("top", "load", "look", "ask", "plan", "replay", "load_in_run"),
 )
 WRITING = (
     *("pin DIR latest", "unpin DIR latest", "copy DIR all COPY --take-over"),
-    *("repair", "prune", "restore", "resume"),
+    *("prune DIR --keep-last 1 --take-over", "restore DIR 0 --take-over"),
+    *("restore DIR 2 --take-over", "repair", "resume"),
 )
 
 

@@ -138,7 +138,7 @@ def values(path: Path) -> Seed:
         "f": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
         "model": Model(),
         "plain": PLAIN_VALUES,
-        "made": [make() for make in MADE.values()],
+        "made": [make() for name, make in MADE.items() if "deep" not in name],
         **{f"v{i}": VALUES[name]() for i, name in enumerate(names)},
         **values_of_libraries(),
         "pickle": {"f": Model.state_dict},  # last, as loading it is refused
