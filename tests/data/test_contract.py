@@ -3,7 +3,6 @@
 import gc
 import threading
 import weakref
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -230,15 +229,6 @@ def test_after_an_error_at_each_record_the_next_read_tries_again(kind, how):
         assert fault.calls > max(bad)
 
 
-@pytest.mark.parametrize("kind", [*NUMBERED, "iterable"])
-@pytest.mark.parametrize("n", [1, 2, 3, 5])
-def test_shards_have_each_record_once_in_each_pass(kind, n):
-    shards = [make(kind, "").sharded(i, n).batched(2) for i in range(n)]
-    for _ in range(2):
-        records = [record for shard in shards for batch in read_pass(shard) for record in batch]
-        assert Counter(records) == Counter(range(N))
-
-
 @pytest.mark.parametrize("kind", READERS)
 def test_threads_that_share_a_reader_read_each_record_once_also_after_errors(kind):
     fault = Fault()
@@ -283,15 +273,6 @@ def test_a_limit_ends_the_loop_and_not_the_pass(kind):
     assert read_pass(reader.limited(seconds=1e-9)) == [2]
     assert read_pass(reader.limited(batches=2, seconds=1e6)) == [3, 4]
     assert read_pass(reader.limited()) == [*range(5, N)]
-
-
-def test_batches_and_reading_ahead_may_change():
-    data = from_records(np.arange(20))
-    first = data.prefetched(2).batched(3)
-    assert [batch[0] for batch in first.limited(batches=2)] == [0, 3]
-    second = data.batched(1)
-    second.load_state_dict(first.state_dict())
-    assert [int(batch[0]) for batch in second] == [*range(6, 20)]
 
 
 # Reading ahead

@@ -57,6 +57,16 @@ class Call:
         return f"t{self.number}"
 
 
+def global_names(calls: Sequence[Call]) -> set[tuple[str, str]]:
+    """Node and name of the global blobs that tasks make."""
+    return {
+        (call.node, name)
+        for call in calls
+        if call.is_global or (call.is_global is None and call.group == "init")
+        for name in call.outputs
+    }
+
+
 Moment = tuple[int, int, int]
 """Epoch, step and instance of a call; all 0 outside the epoch group."""
 

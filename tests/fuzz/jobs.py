@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 
 from jobrunner import Blob, Job, Node, Task, WorkspaceType
-from tests.fuzz.calls import Call, CrashError, Function, Read, constant_of
+from tests.fuzz.calls import Call, CrashError, Function, Read, constant_of, global_names
 
 NODES = ("a", "b", "c")
 DOES = (
@@ -81,9 +81,8 @@ class Draft:
         for node in self.nodes:
             for letter in self.chance.sample("xyz", self.chance.randint(1, 3)):
                 does = self.chance.choice(["make", "make", "contain", "part", "cache", "constant"])
-                self.add(
-                    "init", node, does, reads=self.reads("init", 2), outputs=(self.name(letter),)
-                )
+                reads = self.reads("init", 2)
+                self.add("init", node, does, reads=reads, outputs=(self.name(letter),))
             if self.chance.random() < 0.3:
                 self.task("init")
             if self.chance.random() < 0.15:
@@ -92,17 +91,10 @@ class Draft:
 
     def end_group(self) -> None:
         """Forget what lasts no longer than its group."""
-        self.lasting |= {key for key in self.made if key[1][-1] in "xyztg"} & self.globals()
+        self.lasting |= {key for key in self.made if key[1][-1] in "xyztg"} & global_names(
+            self.calls
+        )
         self.made = set()
-
-    def globals(self) -> set[tuple[str, str]]:
-        """The global blobs so far."""
-        return {
-            (call.node, name)
-            for call in self.calls
-            if call.is_global or (call.is_global is None and call.group == "init")
-            for name in call.outputs
-        }
 
     def task(self, group: str) -> None:
         """One task of a group."""

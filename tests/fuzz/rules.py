@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.fuzz.calls import Call, Memory, constant_of, perform
+from tests.fuzz.calls import Call, Memory, constant_of, global_names, perform
 from tests.fuzz.values import items_of
 
 State = dict[tuple[str, str], Any]
@@ -36,12 +36,7 @@ class Rules:
 
     def __init__(self, calls: Sequence[Call], steps: int = 1) -> None:
         self.steps, self.calls, self.memory = steps, calls, Memory()
-        self.global_names = {
-            (call.node, name)
-            for call in calls
-            if call.is_global or (call.is_global is None and call.group == "init")
-            for name in call.outputs
-        }
+        self.global_names = global_names(calls)
         self.transient = {
             (call.node, name) for call in calls if call.is_transient for name in call.outputs
         }
