@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import gc
 import pickle
+import weakref
 
 import cloudpickle
 import numpy as np
@@ -156,6 +158,18 @@ def test_names_that_mean_the_same_order_change_nothing_in_a_job():
     assert fingerprints(None) == fingerprints({"second": "second"}) == in_order
     assert fingerprints({"second": "first", "first": "second"}) != in_order
     assert fingerprints({"first": "first", "sep": "second", "second": "second"}) != in_order
+
+
+def test_no_function_lives_on_after_its_task():
+    def fn(x):
+        return x
+
+    with Job("gone") as job:
+        Task(fn, kwargs={"x": 1}, node="n")
+    known = weakref.ref(fn)
+    del fn, job
+    gc.collect()
+    assert known() is None
 
 
 def test_options_of_each_node_are_values_or_functions_of_its_index():
