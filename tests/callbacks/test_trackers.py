@@ -13,7 +13,7 @@ from jobrunner import (
     RunStoppedError,
     SaveEvery,
 )
-from jobrunner.callbacks import MLflow, TensorBoard, Track, WandB
+from jobrunner.callbacks import MLflow, TensorBoard, Track, Tracker, WandB
 from tests.callbacks.jobs import LOSSES, DiesAfter, build
 from tests.pages import blocks
 
@@ -76,71 +76,56 @@ def test_the_examples_of_the_guide_run(inproc_session, monkeypatch, tmp_path, li
     exec(code, {**names, "make": build, "session": inproc_session})
 
 
-class Recorder:
+def make_tracker():
     """A tracker that notes what it is told."""
+    tracker = MagicMock(spec=Tracker)
+    tracker.begin.side_effect = lambda job, run_id, epoch, *, is_new: run_id
+    return tracker
 
-    def __init__(self):
-        self.told = []
 
-    def begin(self, job, run_id, epoch, *, is_new):
-        self.told.append(("begin", job, run_id, epoch, is_new))
-        return run_id
-
-    def log(self, epoch, values):
-        self.told.append(("log", epoch, values.get("loss")))
-
-    def flush(self):
-        self.told.append(("flush",))
-
-    def end(self, status):
-        self.told.append(("end", status))
+def losses_of(tracker):
+    return [(told.args[0], told.args[1]["loss"]) for told in tracker.log.mock_calls]
 
 
 def test_a_tracker_is_told_of_each_epoch_before_it_is_recorded(inproc_session, manager):
-    trackers = []
-
-    def make():
-        trackers.append(Recorder())
-        return Track(trackers[-1])
-
-    run_twice(inproc_session, manager, make)
-    first, second = (tracker.told for tracker in trackers)
-    run_id = first[0][2]
-    assert first[0] == ("begin", "descent", run_id, 0, True)
-    assert [entry[1:] for entry in first if entry[0] == "log"] == list(WHOLE.items())[:5]
-    assert first.index(("log", 4, WHOLE[4])) < len(first) - 1 - first[::-1].index(("flush",))
-    assert first[-1] == ("end", "failed")
-    assert second[0] == ("begin", "descent", run_id, 4, False)
-    assert [entry[1:] for entry in second if entry[0] == "log"] == list(WHOLE.items())[4:]
-    assert second[-1] == ("end", "finished")
-    stopped = make()
+    first, second = trackers = [make_tracker(), make_tracker()]
+    left = iter(trackers)
+    run_twice(inproc_session, manager, lambda: Track(next(left)))
+    run_id = first.begin.call_args.args[1]
+    assert first.mock_calls[0] == call.begin("descent", run_id, 0, is_new=True)
+    assert losses_of(first) == list(WHOLE.items())[:5]
+    names = [name for name, _, _ in first.mock_calls]
+    logged = [i for i, name in enumerate(names) if name == "log"]
+    assert "flush" in names[logged[3] :]  # epoch 4 is saved
+    assert first.mock_calls[-1] == call.end("failed")
+    assert second.mock_calls[0] == call.begin("descent", run_id, 4, is_new=False)
+    assert losses_of(second) == list(WHOLE.items())[4:]
+    assert second.mock_calls[-1] == call.end("finished")
+    stopped = Track(make_tracker())
     stopped.on_group("init", 0, 0.1)
     stopped.on_error(RunStoppedError("by hand"))
-    assert stopped.tracker.told[-1] == ("end", "stopped")
+    stopped.tracker.end.assert_called_once_with("stopped")
 
 
 @pytest.mark.parametrize("forged", ["../../etc", "x" * 65, None])
 def test_a_forged_id_is_not_used(forged):
-    callback = Track(Recorder())
+    callback = Track(make_tracker())
     callback.load_state_dict({"id": forged})
     callback.on_load(3, 0, 0.0)
-    [(_, _, run_id, epoch, is_new)] = callback.tracker.told
-    assert (len(run_id), epoch, is_new) == (32, 3, True)
+    callback.tracker.begin.assert_called_once_with("", callback.run_id, 3, is_new=True)
+    assert len(callback.run_id) == 32
 
 
 def test_the_id_of_the_record_is_kept_while_a_tracker_does_not_answer():
-    class Dead(Recorder):
-        def begin(self, job, run_id, epoch, *, is_new):
-            raise ConnectionError("no answer")
-
-    callback = Track(Dead())
+    callback = Track(make_tracker())
+    callback.tracker.begin.side_effect = ConnectionError("no answer")
     callback.load_state_dict({"id": "0" * 32})
     with pytest.raises(ConnectionError):
         callback.on_load(4, 0, 0.0)
     assert callback.state_dict() == {"id": "0" * 32}
     callback.on_epoch(5, 0.5, {"loss": 0.5})
     callback.on_error(ValueError())
-    assert callback.tracker.told == []
+    assert len(callback.tracker.mock_calls) == 1
 
 
 # ---- what libraries are told, whether they are installed or not
