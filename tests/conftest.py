@@ -4,15 +4,19 @@ import faulthandler
 import gc
 import os
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
 
 import dask
 import pytest
+from distributed import Client, LocalCluster
+from distributed.utils import get_mp_context
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
+from jobrunner import Session
+from jobrunner.checkpoint import REGISTERED_CODECS
+from tests.object_servers import S3Server
 from tests.sampling import EVERYDAY_EXAMPLES, NIGHTLY_EXAMPLES, NIGHTLY_TIMEOUT_SECONDS
 
 # A shell starts with SIGINT ignored what it runs in the background, and so would be all programs
@@ -165,8 +169,6 @@ def _nothing_leaks(request):
 @pytest.fixture(autouse=True)
 def _own_codecs():
     """Forget the codecs that a test registers."""
-    from jobrunner.checkpoint import REGISTERED_CODECS
-
     before = dict(REGISTERED_CODECS)
     yield
     REGISTERED_CODECS.clear()
@@ -199,14 +201,8 @@ def _open_files():
 
 
 def _start_cluster(*, processes):
-    from distributed import LocalCluster
-
-    with LocalCluster(
-        n_workers=2,
-        threads_per_worker=2,
-        processes=processes,
-        dashboard_address=":0",
-    ) as cluster:
+    options = {"n_workers": 2, "threads_per_worker": 2, "dashboard_address": ":0"}
+    with LocalCluster(processes=processes, **options) as cluster:
         yield cluster
 
 
@@ -217,11 +213,8 @@ def _workers_are_forked():
     It keeps the environment of the first one. The commands that tests run spawn their workers.
     """
     with dask.config.set({"distributed.worker.multiprocessing-method": "forkserver", **_IDLE}):
-        if "distributed" in sys.modules:
-            from distributed.utils import get_mp_context
-
-            # Dask would add pandas and others, and does so only once.
-            get_mp_context().set_forkserver_preload(_FORKED_WITH)
+        # Dask would add pandas and others, and does so only once.
+        get_mp_context().set_forkserver_preload(_FORKED_WITH)
         yield
 
 
@@ -260,40 +253,33 @@ def cluster(request):
     On processes it runs nightly, and every day if it is marked with ``processes``.
     """
     name = "inproc_cluster" if request.param == "in-process" else "process_cluster"
-    found = request.getfixturevalue(name)
-    return found
+    return request.getfixturevalue(name)
 
 
 @pytest.fixture
 def client(cluster):
     """A client of `cluster` for one test."""
-    yield from _connect(cluster)
+    with Client(cluster, set_as_default=False) as client:
+        yield client
 
 
 @pytest.fixture
 def inproc_client(inproc_cluster):
     """A client of `inproc_cluster` for one test."""
-    yield from _connect(inproc_cluster)
+    with Client(inproc_cluster, set_as_default=False) as client:
+        yield client
 
 
 @pytest.fixture
 def process_client(process_cluster):
     """A client of `process_cluster` for one test."""
-    yield from _connect(process_cluster)
-
-
-def _connect(cluster):
-    from distributed import Client
-
-    with Client(cluster, set_as_default=False) as client:
+    with Client(process_cluster, set_as_default=False) as client:
         yield client
 
 
 @pytest.fixture
 def session(client):
     """A session on `cluster` for one test."""
-    from jobrunner import Session
-
     with Session(client) as session:
         yield session
 
@@ -301,8 +287,6 @@ def session(client):
 @pytest.fixture
 def inproc_session(inproc_client):
     """A session on `inproc_cluster` for one test."""
-    from jobrunner import Session
-
     with Session(inproc_client) as session:
         yield session
 
@@ -311,8 +295,6 @@ def inproc_session(inproc_client):
 def s3(monkeypatch):
     """A server that speaks S3, with a bucket; this process and its children can reach it."""
     pytest.importorskip("moto", reason="moto is not installed: pip install 'dask-jobrunner[test]'")
-    from tests.object_servers import S3Server
-
     server = S3Server()
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)

@@ -7,18 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
-from click.testing import Result
 
 from jobrunner import MultiNodeCheckpointManager
 from tests.cli.directories import invoke
 from tests.processes import await_true, kill
-
-Run = Callable[..., Result]
 
 _COUNT = """
 import time
