@@ -34,8 +34,26 @@ from jobrunner.names import parse_store_name
 from jobrunner.positions import Position
 from tests.sampling import examples
 
-POSITIONS = st.builds(Position, st.integers(0, 6), st.integers(0, 2))
-EVERYWHERE = [Position(epoch, step) for epoch in range(8) for step in range(3)]
+EVERYWHERE = [Position(epoch, step) for epoch in range(2) for step in range(2)]
+AT = st.sampled_from(EVERYWHERE)
+
+
+def step(kind: type[LogEntry], **fields: Any) -> Any:
+    return st.tuples(st.just(kind), st.fixed_dictionaries(fields))
+
+
+COMMIT = {"records": st.sets(AT).map(sorted), "retires": st.lists(AT, max_size=2), "upto": AT}
+STEPS = st.one_of(
+    *[step(CommitEntry, **COMMIT) for _ in range(6)],
+    *[step(PinEntry, epoch=AT, label=st.sampled_from("xy")) for _ in range(3)],
+    step(UnpinEntry, epoch=AT, label=st.sampled_from([None, "x", "y"])),
+    step(RetireEntry, epochs=st.lists(AT, max_size=2)),
+    step(RewindEntry, after=AT),
+    step(RewindEntry, only=AT),
+    step(DoneEntry, epoch=AT),
+    step(EndEntry),
+    step(RunEntry, nodes=st.just(["a"]), info=st.just({})),
+)
 
 
 def fold(entries: Iterable[LogEntry]) -> State:
@@ -46,90 +64,29 @@ def fold(entries: Iterable[LogEntry]) -> State:
     return state
 
 
-class History:
-    """Draws entries that runs may append, and the state after each."""
-
-    def __init__(self) -> None:
-        self.entries: list[LogEntry] = []
-        self.state = State()
-        self.run = ""
-        self.names: dict[str, int] = {}
-        """Name of a store that may have been written -> number of its ``claim``."""
-
-    def append(self, kind: type[LogEntry], **body: Any) -> None:
-        self.entries.append(make_entry(kind, len(self.entries), self.run, **body))
-        self.state.apply(self.entries[-1])
-
-    def step(self, draw: Any) -> None:
-        kinds = ["run"]
-        if self.run:
-            kinds += ["claim", "rewind", "done", "end"]
-        if self.state.claim is not None:
-            kinds += ["commit"] * 4
-        if self.state.recorded:
-            kinds += ["only", "retire", "pin", "unpin"]
-        getattr(self, f"_{draw(st.sampled_from(kinds))}")(draw)
-        self._check_names()
-
-    def _check_names(self) -> None:
-        """By no two claims may anybody write a store of one name."""
-        claim = self.state.claim
-        for at in EVERYWHERE:
-            if claim is not None and claim.may_write(at):
-                name = claim.store_name("a", at)
-                assert self.names.setdefault(name, claim.number) == claim.number, name
-
-    def _recorded(self, draw: Any) -> Position:
-        at: Position = draw(st.sampled_from(self.state.epochs))
-        return at
-
-    def _run(self, draw: Any) -> None:
-        self.run = f"run {len(self.entries)}"
-        self.append(RunEntry, nodes=["a"], info={"long": "x"})
-
-    def _claim(self, draw: Any) -> None:
-        retry = self.state.last_retry + draw(st.integers(1, 2))
-        self.append(ClaimEntry, upto=draw(POSITIONS), retry=retry)
-
-    def _commit(self, draw: Any) -> None:
-        claim = self.state.claim
-        free = [at for at in EVERYWHERE if claim.may_write(at)]
-        group = sorted(draw(st.lists(st.sampled_from(free), unique=True))) if free else []
-        records = [Record(at, {} if draw(st.booleans()) else None) for at in group]
-        retires = draw(st.lists(st.sampled_from(self.state.epochs or [Position(9)]), unique=True))
-        upto = draw(st.none() | POSITIONS.filter(lambda at: at >= claim.upto))
-        number = claim.number
-        self.append(CommitEntry, claim=number, records=records, retires=retires, upto=upto)
-
-    def _rewind(self, draw: Any) -> None:
-        self.append(RewindEntry, after=draw(st.none() | POSITIONS))
-
-    def _only(self, draw: Any) -> None:
-        self.append(RewindEntry, only=self._recorded(draw))
-
-    def _retire(self, draw: Any) -> None:
-        self.append(RetireEntry, epochs=[self._recorded(draw), draw(POSITIONS)])
-
-    def _pin(self, draw: Any) -> None:
-        self.append(PinEntry, epoch=self._recorded(draw), label=draw(st.sampled_from("xy")))
-
-    def _unpin(self, draw: Any) -> None:
-        label = draw(st.sampled_from([None, "x", "y"]))
-        self.append(UnpinEntry, epoch=self._recorded(draw), label=label)
-
-    def _done(self, draw: Any) -> None:
-        self.append(DoneEntry, epoch=draw(POSITIONS))
-
-    def _end(self, draw: Any) -> None:
-        self.append(EndEntry)
-
-
 @st.composite
-def histories(draw: Any) -> History:
-    history = History()
-    for _ in range(draw(st.integers(1, 20))):
-        history.step(draw)
-    return history
+def histories(draw: Any) -> list[LogEntry]:
+    """Entries that runs may append, one after the other."""
+    entries: list[LogEntry] = []
+    state = State()
+
+    def append(kind: type[LogEntry], run: str, **body: Any) -> None:
+        entries.append(make_entry(kind, len(entries), run, **body))
+        state.apply(entries[-1])
+
+    append(RunEntry, "run 0", nodes=["a"], info={})
+    for kind, body in draw(st.lists(STEPS, min_size=10, max_size=20)):
+        run = f"run {len(entries)}" if kind is RunEntry else state.holder.run
+        if kind is CommitEntry:
+            if state.claim is None:
+                append(ClaimEntry, run, upto=body["upto"], retry=state.last_retry + 1)
+            claim = state.claim
+            free = filter(claim.may_write, body["records"])
+            body["records"] = [Record(at, draw(st.sampled_from([{}, {}, None]))) for at in free]
+            body["upto"] = max(body["upto"], claim.upto)
+            body["claim"] = claim.number
+        append(kind, run, **body)
+    return entries
 
 
 def plain_meaning(entries: Iterable[LogEntry]) -> dict[Position, tuple[int, set[str]]]:
@@ -148,9 +105,9 @@ def plain_meaning(entries: Iterable[LogEntry]) -> dict[Position, tuple[int, set[
         elif isinstance(entry, RewindEntry):
             is_above = [at for at in found if entry.after is None or at > entry.after]
             gone = is_above if entry.only is None else [entry.only]
-        elif isinstance(entry, PinEntry):
+        elif isinstance(entry, PinEntry) and entry.epoch in found:
             found[entry.epoch][1].add(entry.label)
-        elif isinstance(entry, UnpinEntry):
+        elif isinstance(entry, UnpinEntry) and entry.epoch in found:
             pins = found[entry.epoch][1]
             pins -= {entry.label} if entry.label else set(pins)
         for at in gone:
@@ -161,22 +118,35 @@ def plain_meaning(entries: Iterable[LogEntry]) -> dict[Position, tuple[int, set[
 @settings(max_examples=examples(50))
 @given(histories(), st.data())
 def test_a_state_says_what_entries_mean_and_reading_on_from_a_kept_one_gives_the_same(
-    history: History, data: st.DataObject
+    entries: list[LogEntry], data: st.DataObject
 ) -> None:
-    state, expected = history.state, plain_meaning(history.entries)
+    state, expected = fold(entries), plain_meaning(entries)
     assert state.recorded == {at: number for at, (number, _) in expected.items()}
     assert state.epochs == sorted(expected)
     assert state.latest == max(expected, default=None)
     pins = {at: set(labels) for at, labels in state.pins.items()}
     assert pins == {at: labels for at, (_, labels) in expected.items() if labels}
     for at, number in state.recorded.items():
-        assert record_in(history.entries[number], at).at == at
-    assert state.holder.run == history.run
-    start = data.draw(st.integers(1, len(history.entries)))
-    kept = State.from_bytes(fold(history.entries[:start]).to_bytes())
-    for entry in history.entries[start:]:
+        assert record_in(entries[number], at).at == at
+    start = data.draw(st.integers(1, len(entries)))
+    kept = State.from_bytes(fold(entries[:start]).to_bytes())
+    for entry in entries[start:]:
         kept.apply(entry)
     assert kept.to_bytes() == state.to_bytes()
+
+
+@settings(max_examples=examples(50))
+@given(histories())
+def test_no_two_claims_may_write_a_store_of_one_name(entries: list[LogEntry]) -> None:
+    state = State()
+    writers: dict[str, int] = {}
+    for entry in entries:
+        state.apply(entry)
+        claim = state.claim
+        for at in EVERYWHERE:
+            if claim is not None and claim.may_write(at):
+                name = claim.store_name("a", at)
+                assert writers.setdefault(name, claim.number) == claim.number, name
 
 
 def commit_of(epoch: int) -> dict[str, Any]:
@@ -219,9 +189,9 @@ def test_an_entry_that_contradicts_those_before_is_corrupt(
 @settings(max_examples=examples(50))
 @given(histories(), st.data())
 def test_every_flipped_bit_and_every_cut_of_an_entry_is_found(
-    history: History, data: st.DataObject
+    entries: list[LogEntry], data: st.DataObject
 ) -> None:
-    entry = entry_to_json(data.draw(st.sampled_from(history.entries)))
+    entry = entry_to_json(data.draw(st.sampled_from(entries)))
     content = encode_entry(entry)
     assert decode_entry(content, entry["number"], "p") == entry
     bit = data.draw(st.integers(0, 8 * len(content) - 1))
@@ -274,14 +244,3 @@ def test_what_the_log_claims_and_keeps_no_record_of_is_left_over() -> None:
     kept = state.strangers_among(["a.2", "a.9.r8", "notes"])
     state.apply(make_entry(ClaimEntry, 9, "s", upto=Position(9), retry=9, strangers=kept))
     assert left_over() == ["a.1", "a.2.r8", "a.9"]
-
-
-def test_an_epoch_that_was_pinned_before_the_entry_that_retires_it_stays() -> None:
-    state = first_state()
-    epoch = min(state.recorded)
-    state.apply(make_entry(PinEntry, 3, "r", epoch=epoch, label="best"))
-    state.apply(make_entry(RetireEntry, 4, "r", epochs=[epoch]))
-    assert epoch in state.recorded
-    state.apply(make_entry(UnpinEntry, 5, "r", epoch=epoch, label="best"))
-    state.apply(make_entry(RetireEntry, 6, "r", epochs=[epoch]))
-    assert epoch not in state.recorded
