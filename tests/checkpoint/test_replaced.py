@@ -22,7 +22,7 @@ class Directory:
         """Put the other one in its place, and keep it as the other one."""
         own = self.older.with_name(f"{self.older.name}.own")
         own.mkdir()
-        for entry in self.path.iterdir():
+        for entry in list(self.path.iterdir()):
             if entry.name != "_runs":
                 entry.rename(own / entry.name)
         shutil.copytree(self.older, self.path, dirs_exist_ok=True)
