@@ -1,7 +1,7 @@
 """Trackers of runs get what happens, and a run that resumes goes on in the same run there."""
 
 import importlib
-from unittest.mock import MagicMock, call
+from unittest.mock import ANY, MagicMock, call
 
 import pytest
 
@@ -159,6 +159,18 @@ def test_what_weights_and_biases_or_trackio_is_told(monkeypatch, name, only_here
     ]
 
 
+def test_what_tensorboard_is_told(monkeypatch):
+    library = follow(monkeypatch, lambda: TensorBoard("logs"))
+    assert library.mock_calls == [
+        # Each file has a name of its own, and hides later epochs that other files have.
+        call.SummaryWriter("logs", purge_step=5, filename_suffix=ANY),
+        call.SummaryWriter().add_scalar("loss", 0.5, 5),
+        call.SummaryWriter().add_scalar("loss", 0.25, 6),
+        call.SummaryWriter().flush(),
+        call.SummaryWriter().close(),
+    ]
+
+
 def test_what_mlflow_is_told(monkeypatch):
     def make():
         return MLflow("digits", tracking_uri="http://here", params={"lr": 0.1})
@@ -192,39 +204,6 @@ def test_a_database_that_mlflow_cannot_use_is_refused_without_its_password(monke
     monkeypatch.setattr(importlib, "import_module", lambda module: library)
     with pytest.raises(DefinitionError, match=r"postgresql://…@db/runs\..* install all of mlflow"):
         MLflow("digits", tracking_uri="postgresql://me:secret@db/runs")
-
-
-# ---- what libraries make of it
-
-
-def read_events(logdir):
-    """The scalars as TensorBoard shows them: those from before a restart are hidden."""
-    from tensorboardX.proto.event_pb2 import Event
-
-    shown = {}
-    for path in sorted(logdir.iterdir()):
-        data = path.read_bytes()
-        while data:
-            length = int.from_bytes(data[:8], "little")
-            event = Event.FromString(data[12 : 12 + length])
-            data = data[16 + length :]
-            if event.HasField("session_log"):
-                shown = {key: it for key, it in shown.items() if key[1] < event.step}
-            for value in event.summary.value:
-                shown[value.tag, event.step] = value.simple_value
-    return shown
-
-
-def test_tensorboard_shows_each_epoch_once(inproc_session, manager, tmp_path):
-    pytest.importorskip("tensorboardX")
-    logdir = tmp_path / "logs"
-    run_twice(inproc_session, manager, lambda: Track(TensorBoard(logdir)))
-    assert len(list(logdir.iterdir())) == 2
-    found = read_events(logdir)
-    assert {step: it for (tag, step), it in found.items() if tag == "loss"} == pytest.approx(WHOLE)
-    # A run from the start hides what was there.
-    JobRunner(build(2), callbacks=[Track(TensorBoard(logdir))]).run(inproc_session)
-    assert {step for _, step in read_events(logdir)} == {1, 2}
 
 
 def test_prometheus_knows_how_far_a_run_is(inproc_session, manager):

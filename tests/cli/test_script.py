@@ -32,22 +32,25 @@ def test_the_only_job_needs_no_name_and_a_name_is_a_variable_or_a_function(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("text", "name", "message"),
+    ("text", "name", "message", "given"),
     [
-        ("a = Job('a')\nb = Job('b')\n", "", r"defines 2 jobs.*script\.py:a, .*script\.py:b\."),
-        ("", "", r"defines no jobs; expected one.*@job\. .*script\.py:FUNCTION"),
-        ("a = Job('a')\n", ":b", r"has no 'b'.*script\.py:a\."),
-        ("n = 3\n", ":n", "is 3; expected a Job"),
-        ("def make(n): ...\n", ":make", r"make\(\) failed: .* missing 1 required .* 'n'"),
-        ("def make():\n    1 / 0\n", ":make", r"failed \(.*, line 3\): ZeroDivisionError"),
-        ("job = Job('j')\nraise SystemExit(0)\n", "", r"line 3\): SystemExit: 0.*__main__"),
-        ("def f(:\n", "", r"SyntaxError: .*script\.py, line 2\)"),
+        ("a = Job('a')\nb = Job('b')\n", "", r"defines 2 jobs.*script\.py:a, .*script\.py:b\.", {}),
+        ("", "", r"defines no jobs; expected one.*@job\. .*script\.py:FUNCTION", {}),
+        ("a = Job('a')\n", ":b", r"has no 'b'.*script\.py:a\.", {}),
+        ("n = 3\n", ":n", "is 3; expected a Job", {}),
+        ("def make(n): ...\n", ":make", r"make\(\) failed: .* missing 1 required .* 'n'", {}),
+        ("def make():\n    1 / 0\n", ":make", r"failed \(.*, line 3\): ZeroDivisionError", {}),
+        ("job = Job('j')\nraise SystemExit(0)\n", "", r"line 3\): SystemExit: 0.*__main__", {}),
+        ("def f(:\n", "", r"SyntaxError: .*script\.py, line 2\)", {}),
+        (_MAKE + "a = make()", "", r"defines 2 jobs.*script\.py:a, .*script\.py:make", {}),
+        (_MAKE, "", r"fast cannot be 'yes'; expected bool \(true or false\)", {"fast": "yes"}),
+        ("a = Job('a')", "", r"takes no --param n: .* decorator @jobrunner\.job", {"n": "1"}),
     ],
 )
-def test_a_script_without_the_job_is_refused_with_the_place(tmp_path, text, name, message):
+def test_what_makes_no_job_is_refused_with_the_place(tmp_path, text, name, message, given):
     script = _write(tmp_path, text)
     with pytest.raises(DefinitionError, match=f"(?s){message}"):
-        Script(script + name).job()
+        Script(script + name).job(given)
 
 
 def test_a_module_is_found_in_the_current_directory(tmp_path, monkeypatch):
@@ -85,16 +88,3 @@ def test_a_script_goes_to_workers_by_value_under_a_name_of_its_own(tmp_path):
     del sys.modules["jobrunner_script_numpy"]
     assert cloudpickle.loads(text)(4) == 8
     sys.modules["jobrunner_script_numpy"] = module
-
-
-@pytest.mark.parametrize(
-    ("text", "given", "message"),
-    [
-        (_MAKE, {"fast": "yes"}, r"make: fast cannot be 'yes'; expected bool \(true or false\)"),
-        ("a = Job('a')", {"n": "1"}, r"takes no --param n: .* decorator @jobrunner\.job"),
-        (_MAKE + "a = make()", {}, r"defines 2 jobs.*script\.py:a, .*script\.py:make"),
-    ],
-)
-def test_parameters_that_do_not_fit_are_named(tmp_path, text, given, message):
-    with pytest.raises(DefinitionError, match=message):
-        Script(_write(tmp_path, text)).job(given)
