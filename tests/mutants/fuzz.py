@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import logging
 import multiprocessing
 import os
@@ -21,7 +22,7 @@ import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
@@ -104,7 +105,7 @@ class Lab:
         limit_memory()
 
     @contextlib.contextmanager
-    def directory(self, seed: Seed, tree: Tree):  # type: ignore[no-untyped-def]
+    def directory(self, seed: Seed, tree: Tree) -> Iterator[Case]:
         """Files for as long as the context lasts; yields what can be done with them."""
         path, copied = f"{self.root}/runs/mutant", f"{self.root}/copied"
         write_tree(tree, path)
@@ -168,16 +169,17 @@ def explain(error: BaseException) -> str:
 
 # ---- many
 
-_lab: Lab
+_lab: Callable[[], Lab]
 
 
 def _start(seeds: Mapping[str, Seed], root: Path, most: int) -> None:
     global _lab
-    _lab = Lab(seeds, Path(tempfile.mkdtemp(dir=root)), most)
+    # Made by the first attempt, which can tell what has failed.
+    _lab = functools.cache(lambda: Lab(seeds, Path(tempfile.mkdtemp(dir=root)), most))
 
 
 def _attempt(number: int) -> tuple[Counter[str], list[Bad]]:
-    return _lab.attempt(number)
+    return _lab().attempt(number)
 
 
 def run(
@@ -198,23 +200,17 @@ def run(
         ):
             while left:
                 number = left.pop()
-                bad.append(Bad(number, "hang or crash", "of the process"))
+                bad.append(Bad(number, "hang or crash", "of the process"))  # unless it answers
                 some_ends, some_bad = pool.apply_async(_attempt, (number,)).get(PATIENCE_SECONDS)
                 bad[-1:] = some_bad
                 ends += some_ends
     return ends, bad
 
 
-def tell(bad: Sequence[Bad], most: int = 60) -> str:
-    """What was bad, alike things together."""
-    alike: dict[tuple[str, str], list[Bad]] = {}
-    for one in bad:
-        alike.setdefault((one.what, one.told[:60]), []).append(one)
-    lines = []
-    for same in sorted(alike.values(), key=len, reverse=True):
-        lines.append(f"{len(same):5} {same[0].what}, {same[0].told}")
-        lines.append(f"      --seed {same[0].number}: {same[0].mutation:.200}")
-    return "\n".join(lines[:most])
+def tell(bad: Sequence[Bad]) -> str:
+    """What was bad."""
+    lines = [f"--seed {it.number}: {it.what}, {it.told}\n    {it.mutation:.200}" for it in bad]
+    return "\n".join(lines[:40])
 
 
 def main() -> None:

@@ -296,6 +296,7 @@ def test_xarray_shows_dates_as_dates_and_all_groups(store: Path) -> None:
     spans = [tree[f"span{i}"].dtype.kind for i in range(10)]
     assert spans == ["m", "m", "m", "m", "m", "m", "m", "i", "i", "m"]
     assert tree["span4"].values[0] == np.timedelta64(7, "D")
+    assert tree["date0"].encoding["_FillValue"] == -1 << 63
     groups = {"/", "/_stacks", "/params", "/params/layers"}
     assert {group.path for group in tree.subtree} == groups
     assert tree["counts"].shape == (300,)
