@@ -109,23 +109,15 @@ def make_array(chance: random.Random, dtype: Any = None, shape: Any = None) -> n
 
 def fill(array: np.ndarray, number: int) -> np.ndarray:
     """Fill an array with values that `number` decides."""
-    numbers = (np.arange(array.size) * 37 + number).reshape(array.shape)
+    numbers = (np.arange(array.size) * 37 + number).reshape(array.shape) % 100
     if array.dtype.names is not None:
         for name in array.dtype.names:
             field = array[name]
             field[...] = fill(np.empty(field.shape, field.dtype), number + 1)
-    elif array.dtype.kind in "SU":
-        array[...] = np.char.mod("%d", numbers % 997)
     elif array.dtype.kind == "V":
-        array[...] = (
-            np.frombuffer((numbers % 251).astype("<u8").tobytes(), f"V{8}")
-            .reshape(array.shape)
-            .astype(array.dtype)
-        )
-    elif array.dtype.kind in "mM":
-        array[...] = numbers.astype(array.dtype.str.replace(">", "<"))
+        array[...] = np.void(bytes([number % 251]) * array.itemsize)
     else:
-        array[...] = (numbers % 100).astype(array.dtype)
+        array[...] = numbers.astype(array.dtype.newbyteorder("="))
     return array
 
 
