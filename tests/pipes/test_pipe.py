@@ -21,36 +21,24 @@ from jobrunner import (
     epoch_limiter,
     pipe,
 )
+from jobrunner.data import from_records
 
 READ = []
 GATE = threading.Event()
 
 
 class Numbers:
-    """A reader of the numbers from 0 to n - 1."""
+    """The numbers from 0 to n - 1, as records."""
 
     def __init__(self, n):
-        self.n, self.at, self.passes, self.finished = n, 0, 0, False
+        self.n = n
 
-    def __iter__(self):
-        if self.finished:
-            self.at, self.finished = 0, False
-            self.passes += 1
-        return self
+    def __len__(self):
+        return self.n
 
-    def __next__(self):
-        if self.at == self.n:
-            self.finished = True
-            raise StopIteration
-        self.at += 1
-        READ.append(self.at - 1)
-        return self.at - 1
-
-    def state_dict(self):
-        return {"at": self.at, "passes": self.passes, "finished": self.finished}
-
-    def load_state_dict(self, state):
-        self.at, self.passes, self.finished = state["at"], state["passes"], state["finished"]
+    def __getitem__(self, i):
+        READ.append(i)
+        return i
 
 
 @pytest.fixture(autouse=True)
@@ -68,11 +56,11 @@ def add_to(x, total):
     return int(total[0])
 
 
-def make_job(make_pipe, *, n=10, **options):
+def make_job(make_pipe, *, kind=Numbers, n=10, **options):
     """A job whose epochs run a pipe over n numbers on node "here"; and the pipe's results."""
     with Job("pipes", **options) as job, Node("here"):
         with job.init_group:
-            Task(Numbers, (), "reader", kwargs={"n": n}, name="open")
+            Task(lambda: from_records(kind(n)), (), "reader", name="open")
         results = make_pipe().output()
         job.add_stop_condition(
             Task(operator.attrgetter("finished"), "reader", name="finished").output()
@@ -117,7 +105,7 @@ def hold(x, most):
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_no_more_is_read_than_fits_and_not_yet_passed_on(inproc_session, num_threads):
     with TaskGroup() as group, Node("here"):
-        Task(Numbers, (), "reader", kwargs={"n": 40})
+        Task(lambda: from_records(Numbers(40)), (), "reader")
         Task(lambda: np.zeros(1, int), outputs="most")
         pipe("reader", operator.pos, into=hold, updates="most", num_threads=num_threads)
         most = group.final_output("most")
@@ -143,7 +131,7 @@ def test_what_has_no_position_is_refused_when_a_pipe_reads_from_it(inproc_sessio
 
 def test_inputs_are_shared_by_all_calls(inproc_session):
     with TaskGroup() as group, Node("here"):
-        Task(Numbers, (), "reader", kwargs={"n": 5})
+        Task(lambda: from_records(Numbers(5)), (), "reader")
         Task(lambda: np.array([3]), outputs="by", name="by")
         one = Task(lambda: 1)
         got = pipe("reader", scale, ["by", one.output()], "scaled", num_threads=2).output()
@@ -181,8 +169,8 @@ def fail_at_7(x, *_):
 
 
 class Failing(Numbers):
-    def __next__(self):
-        return fail_at_7(super().__next__())
+    def __getitem__(self, i):
+        return fail_at_7(i)
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
@@ -197,8 +185,8 @@ class Failing(Numbers):
 def test_an_error_ends_the_group_and_names_node_task_and_epoch(
     inproc_session, call, kind, num_threads
 ):
-    job, _ = make_job(lambda: pipe("reader", name="work", num_threads=num_threads, **call))
-    job.init_group.find("here", "open").fn = kind
+    options = {"name": "work", "num_threads": num_threads, **call}
+    job, _ = make_job(lambda: pipe("reader", **options), kind=kind)
     with pytest.raises(TaskFailedError, match="ValueError: seven") as caught:
         JobRunner(job).run(inproc_session)
     assert (caught.value.node, caught.value.task, caught.value.epoch) == ("here", "work", 1)
@@ -248,10 +236,10 @@ def test_each_item_counts_once_though_an_epoch_runs_again(inproc_session, tmp_pa
     assert inproc_session.fetch(Node("here")["total"])[0] == sum(x * x for x in range(10))
 
 
-class Slow(Numbers):
-    """Never ends; its first item lets a task fail."""
+class Endless(Numbers):
+    """Its first item lets a task fail."""
 
-    def __next__(self):
+    def __getitem__(self, i):
         GATE.set()
         return 1
 
@@ -271,7 +259,7 @@ def wait_until_cancelled(x):
 @pytest.mark.parametrize("options", [{}, {"num_threads": 2}, {"into": square, "num_threads": 2}])
 def test_an_endless_pipe_ends_when_another_task_fails(inproc_session, options, processor):
     with TaskGroup() as group, Node("here"):
-        Task(Slow, (), "reader", kwargs={"n": 1})
+        Task(lambda: from_records(Endless(1 << 40)), (), "reader")
         pipe("reader", processor, **options)
         Task(fail_when_open, node="other")
     with pytest.raises(TaskFailedError, match="elsewhere"):
