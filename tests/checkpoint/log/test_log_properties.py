@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from jobrunner import CheckpointCorruptError
@@ -33,6 +33,9 @@ from jobrunner.checkpoint.log.state import State
 from jobrunner.names import parse_store_name
 from jobrunner.positions import Position
 from tests.sampling import examples
+
+SETTINGS = settings(max_examples=examples(50), phases=[Phase.generate])
+"""To find a shorter history that fails would take minutes."""
 
 EVERYWHERE = [Position(epoch, step) for epoch in range(2) for step in range(2)]
 AT = st.sampled_from(EVERYWHERE)
@@ -115,7 +118,7 @@ def plain_meaning(entries: Iterable[LogEntry]) -> dict[Position, tuple[int, set[
     return found
 
 
-@settings(max_examples=examples(50))
+@SETTINGS
 @given(histories(), st.data())
 def test_a_state_says_what_entries_mean_and_reading_on_from_a_kept_one_gives_the_same(
     entries: list[LogEntry], data: st.DataObject
@@ -135,7 +138,7 @@ def test_a_state_says_what_entries_mean_and_reading_on_from_a_kept_one_gives_the
     assert kept.to_bytes() == state.to_bytes()
 
 
-@settings(max_examples=examples(50))
+@SETTINGS
 @given(histories())
 def test_no_two_claims_may_write_a_store_of_one_name(entries: list[LogEntry]) -> None:
     state = State()
@@ -186,7 +189,7 @@ def test_an_entry_that_contradicts_those_before_is_corrupt(
     assert state.to_bytes() == before
 
 
-@settings(max_examples=examples(50))
+@SETTINGS
 @given(histories(), st.data())
 def test_every_flipped_bit_and_every_cut_of_an_entry_is_found(
     entries: list[LogEntry], data: st.DataObject
