@@ -3,11 +3,7 @@
 import numpy as np
 import pytest
 
-from jobrunner import MultiNodeCheckpointManager
-from jobrunner.positions import Position
 from jobrunner.run.diff import compare_values
-from jobrunner.workspace.workspace import Workspace
-from tests.saves import Save
 
 ALIGNED = np.dtype([("a", "i1"), ("b", "f8")], align=True)
 NESTED = np.dtype([("c", "i1"), ("d", ALIGNED, 2)], align=True)
@@ -79,37 +75,3 @@ def test_array_padding_makes_no_difference(array):
 def test_every_kind_of_difference_is_named(one, other, expected):
     assert expected in "; ".join(found["what"] for found in compare_values(one, other))
     assert list(compare_values(one, one)) == []
-
-
-def test_replicas_are_compared_by_their_values_and_not_by_their_padding(tmp_path):
-    values = {
-        "long": np.arange(5, dtype=np.longdouble),
-        "records": np.zeros(3, np.dtype([("a", "i1"), ("b", "f8")], align=True)),
-    }
-    workspaces = {}
-    for byte, node in ((1, "a"), (7, "b")):
-        workspaces[node] = Workspace(node)
-        workspaces[node].globals.update(
-            {name: garbled(value, byte) for name, value in values.items()}
-        )
-    manager = MultiNodeCheckpointManager(tmp_path)
-    manager.run.start(["a", "b"], {})
-    save = Save(manager, Position(0), replicated=dict.fromkeys(values, ("a", "b")))
-    save.commit(save.write(workspaces))
-    assert manager.epochs() == [0]
-    manager.run.end()
-
-
-@pytest.mark.parametrize(
-    ("change", "where"),
-    [
-        (lambda n: [*range(300), n], ""),
-        (lambda n: [(i, float(i)) for i in range(9000)] + [(n, 0.5)], "[9000][0]"),
-        (lambda n: dict.fromkeys(range(300), "x") | {5: n}, "[5]"),
-    ],
-)
-def test_many_items_are_compared(change, where):
-    one, other = change(1000), change(2000)
-    difference = compare_values(one, other)[0]
-    assert difference["where"] == where
-    assert compare_values(one, change(1000)) == []

@@ -117,15 +117,6 @@ def test_an_example_stopped_and_resumed_ends_with_the_same_bits(
     assert _recorded(tmp_path / "parts") == _recorded(tmp_path / "whole")
 
 
-def _plain(value):
-    """Turn the tensors of a state into arrays."""
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return value.numpy() if hasattr(value, "numpy") else value
-
-
 def test_digits_interrupted_within_an_epoch_end_with_the_same_bits(
     load, inproc_session, tmp_path, monkeypatch
 ):
@@ -136,12 +127,6 @@ def test_digits_interrupted_within_an_epoch_end_with_the_same_bits(
         job = digits.build_job(trainers=2, batch=128, epochs=2)  # 6 steps
         manager = MultiNodeCheckpointManager(path, save=SaveEvery(steps=4))
         return JobRunner(job, manager).run(inproc_session)
-
-    def states(path):
-        nodes = MultiNodeCheckpointManager(path).open(2)
-        return {
-            node: {blob: _plain(nodes[node].load(blob)) for blob in nodes[node]} for node in nodes
-        }
 
     compute_gradients = digits.compute_gradients
 
@@ -157,7 +142,7 @@ def test_digits_interrupted_within_an_epoch_end_with_the_same_bits(
     monkeypatch.undo()
     parts = train(tmp_path / "parts")
     assert parts.resumed_from == Position(1, 2)
-    np.testing.assert_equal(states(tmp_path / "parts"), states(tmp_path / "whole"))
+    assert _recorded(tmp_path / "parts") == _recorded(tmp_path / "whole")
     assert parts.metrics[-1] == whole.metrics[-1]
     assert whole.metrics[-1]["accuracy"] > 0.5
 

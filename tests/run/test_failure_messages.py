@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from jobrunner import (
     CheckpointCorruptError,
@@ -16,9 +15,8 @@ from jobrunner import (
     TaskFailedError,
     epoch_limiter,
 )
-from jobrunner.cli.command import main
 from jobrunner.cluster.source_lines import with_source_lines
-from tests.jobs import Listener
+from tests.jobs import Listener, counter
 
 MANY = 10_000_000
 
@@ -122,30 +120,14 @@ def test_a_value_may_contain_itself_but_not_be_nested_too_deeply(make, reader, i
         JobRunner(job).run(inproc_session)
 
 
-# ---- advice
-
-
-FLAKY = """
-import os
-from jobrunner import Job, Task, epoch_limiter
-
-def fail():
-    raise OSError("flaky")
-
-with Job("flaky") as job:
-    with job.init_group:
-        Task(int, outputs="x", node="a")
-    Task(fail, node="a", transient_errors=OSError)
-epoch_limiter(job, 2)
-"""
-
-
 def test_while_a_run_recovers_by_itself_nobody_is_told_to_act(inproc_session):
-    space = {}
-    exec(FLAKY, space)
+    def fail(n):
+        raise OSError("flaky")
+
     heard = Listener()
+    job = counter(2, fail, transient_errors=OSError)
     with pytest.raises(TaskFailedError) as caught:
-        JobRunner(space["job"], max_restarts=2, callbacks=[heard]).run(inproc_session)
+        JobRunner(job, max_restarts=2, callbacks=[heard]).run(inproc_session)
     assert len(heard.warnings) == 2
     for text in heard.warnings:
         assert "flaky" in text
@@ -154,16 +136,3 @@ def test_while_a_run_recovers_by_itself_nobody_is_told_to_act(inproc_session):
     text = str(caught.value)
     assert text.lower().count("the same command") == 1
     assert "loss 3 in a row" in text
-
-
-def test_the_command_line_advises_once_how_to_resume(tmp_path):
-    script = tmp_path / "flaky.py"
-    script.write_text(FLAKY)
-    result = CliRunner().invoke(
-        main, ["run", str(script), "--checkpoint", str(tmp_path / "runs"), "--workers", "1"]
-    )
-    assert result.exit_code == 3
-    last = result.output.partition("Error: ")[2]
-    assert last.count("To resume from it: ") == 1
-    assert "the same command" not in last.lower()
-    assert "loss 4 in a row" in last

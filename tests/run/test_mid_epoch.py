@@ -20,7 +20,7 @@ from jobrunner import (
     current_task,
 )
 from jobrunner.cli.command import main
-from tests.jobs import Listener, counter
+from tests.jobs import counter
 
 
 def train(session, path, every, last, **options):
@@ -84,15 +84,6 @@ def test_commands_show_whole_epochs_and_the_step(runs):
     assert text.startswith("epoch 3.s1 (3 whole")
     text, data = invoke("info", runs, "3.s2")
     assert "Epoch 3.s2" in data["error"]["message"]
-
-
-def test_a_run_says_at_which_step_it_saved_and_resumes(tmp_path, inproc_session):
-    listener = Listener()
-    manager = MultiNodeCheckpointManager(tmp_path, save=SaveEvery(steps=1))
-    runner = JobRunner(counter(1, steps_per_epoch=2), manager, callbacks=[listener])
-    result = runner.run(inproc_session)
-    assert listener.saved == [0, Position(0, 1), 1]
-    assert [report.step for report in result.saves] == [0, 1, 0]
 
 
 AT_1, AT_4, AT_7 = (Position(epoch, 1) for epoch in (1, 4, 7))

@@ -215,7 +215,7 @@ import random
 from jobrunner import Job, Node, Task, epoch_limiter
 
 def step(n):
-    return n + {more}
+    return n + random.random()
 
 with Job("count") as job:
     with job.init_group:
@@ -229,23 +229,19 @@ def invoke(*args):
     return CliRunner().invoke(main, [str(arg) for arg in args])
 
 
-@pytest.mark.parametrize(("more", "code"), [("1", 0), ("random.random()", 11)])
-def test_the_command_reports_differences_in_text_and_exit_code(
-    process_cluster, tmp_path, more, code
-):
+def test_the_command_reports_differences_in_text_and_exit_code(process_cluster, tmp_path):
     script, path = tmp_path / "count.py", tmp_path / "runs"
-    script.write_text(SCRIPT.format(more=more))
+    script.write_text(SCRIPT)
     where = ["--scheduler", process_cluster.scheduler_address]
     assert invoke("run", script, "--checkpoint", path, *where).exit_code == 0
     result = invoke("verify", path, "--replay", "latest", "--job", script, *where)
-    assert result.exit_code == code, result.output
+    assert result.exit_code == 11, result.output
     assert "epoch 3, run again from epoch 2:" in result.stdout
+    assert "  written by a/step\n" in result.stdout
     found = invoke("verify", path, "--replay", 3, "--job", script, *where, "--json")
     data = json.loads(found.stdout)
-    assert (found.exit_code, data["is_equal"], data["from_epoch"]) == (code, not code, 2)
-    if code:
-        assert "  written by a/step\n" in result.stdout
-        assert data["differences"][0]["tasks"] == ["a/step"]
+    assert (found.exit_code, data["is_equal"], data["from_epoch"]) == (11, False, 2)
+    assert data["differences"][0]["tasks"] == ["a/step"]
 
 
 def test_the_command_needs_the_job_and_only_for_a_replay(tmp_path):
