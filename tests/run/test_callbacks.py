@@ -22,11 +22,6 @@ def session(inproc_session):
     return inproc_session
 
 
-@pytest.fixture
-def manager(tmp_path):
-    return MultiNodeCheckpointManager(tmp_path / "ckpt")
-
-
 FLAKY, RAN = [], []  # tasks run in this process
 
 

@@ -32,11 +32,6 @@ def session(inproc_cluster):
         yield session
 
 
-@pytest.fixture
-def manager(tmp_path):
-    return MultiNodeCheckpointManager(tmp_path / "ckpt")
-
-
 def job_of(nodes, epochs, fails_at=None, transient_errors=()):
     """Each node counts its blobs up; `nodes` are Node -> blob -> first value."""
 
@@ -96,16 +91,6 @@ def test_a_renamed_node_and_blob_are_loaded_and_recorded_at_once(session, manage
         assert [report.epoch for report in runner.run(session).saves] == [epochs]
     assert blobs_in(session, manager, 5) == {"server": {"w": 25}, "b": {"weights": 35}}
     assert len(seen.warnings) == 1
-
-
-def test_two_nodes_that_swap_names_are_not_swapped_back_by_the_same_command(session, manager):
-    JobRunner(job_of(A20_B30, 1), manager).run(session)
-    for epochs in (2, 3):
-        options = {"rename": {"a": "b", "b": "a"}}
-        JobRunner(job_of(A20_B30, epochs), manager, **options).run(session)
-    assert blobs_in(session, manager, 3) == {"a": {"w": 33}, "b": {"w": 23}}
-    JobRunner(job_of(A20_B30, 4), manager).run(session)
-    assert blobs_in(session, manager, 4) == {"a": {"w": 34}, "b": {"w": 24}}
 
 
 def test_a_new_node_may_take_the_name_of_a_renamed_one(session, manager):
@@ -227,17 +212,6 @@ def test_the_former_shape_stays_on_disk_and_pins_stay(session, tmp_path):
     assert manager.pins() == {1: ["mine"]}
     assert (tmp_path / "ckpt" / "a.1" / "w").is_dir()
     assert manager.open(1).nodes == ("b",)
-
-
-def test_from_another_directory_and_from_an_older_epoch(session, manager, tmp_path):
-    JobRunner(job_of(A10, 3), manager).run(session)
-    other = MultiNodeCheckpointManager(tmp_path / "other", load_path=manager.path)
-    job, options = job_of({"b": {"w": 0}}, 4), {"rename": {"a": "b"}}
-    JobRunner(job, other, 2, **options).run(session)
-    assert blobs_in(session, other, 4) == {"b": {"w": 14}}
-    JobRunner(job_of({"b": {"w": 0}}, 5), other, **options).run(session)
-    JobRunner(job_of({"b": {"w": 0}}, 5), other, 3, **options).run(session)
-    assert blobs_in(session, other, 5) == {"b": {"w": 15}}
 
 
 def test_replay_and_partial_loads_know_the_names(session, manager):

@@ -9,7 +9,6 @@ from jobrunner import (
     DefinitionError,
     Job,
     JobRunner,
-    MultiNodeCheckpointManager,
     Node,
     Task,
     epoch_limiter,
@@ -37,11 +36,6 @@ def job_of(epochs, partition=None):
         Task.on_each(NODES, change, updates=["rows", "same"])
     epoch_limiter(job, epochs)
     return job
-
-
-@pytest.fixture
-def manager(tmp_path):
-    return MultiNodeCheckpointManager(tmp_path / "run")
 
 
 @pytest.fixture(params=["memory", "disk"])

@@ -14,7 +14,6 @@ from jobrunner import (
     Node,
 )
 from jobrunner.cli.command import main
-from jobrunner.testing import FaultyFiles
 from tests.cli.directories import lengthen_log
 from tests.jobs import Listener, counter
 
@@ -119,16 +118,6 @@ def test_a_resume_plan_names_damaged_epochs_and_another_run(inproc_session, mana
     finally:
         other.run.end()
     assert JobRunner(counter(5), manager).plan_resume().warnings == ()
-
-
-def test_a_resume_is_planned_from_one_look_at_the_log_and_opens_no_store(manager):
-    files = FaultyFiles()
-    again = MultiNodeCheckpointManager(manager.path, files=files)
-    assert JobRunner(counter(5), again).plan_resume().epoch == 3
-    opened = [path for operation, path in files.trace if operation == "open"]
-    assert all("/_log/" in path for path in opened)
-    # The state, all entries, a look for one more; then that of the record, of what stores have, of the run.
-    assert len(opened) == again.directory.snapshot().number + 2 + 1 + 3
 
 
 def test_a_run_with_no_whole_epoch_starts_afresh_and_says_so(inproc_session, manager):

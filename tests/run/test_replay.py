@@ -31,11 +31,6 @@ from jobrunner.cli.command import main
 from jobrunner.data import from_records
 
 
-@pytest.fixture
-def manager(tmp_path):
-    return MultiNodeCheckpointManager(tmp_path / "ckpt")
-
-
 def draw(x):
     return x + current_task().rng.standard_normal(x.size)
 

@@ -248,15 +248,6 @@ def test_a_new_node_begins_without_rows(session, tmp_path):
     assert manager.history_of("draws", nodes=NODES).shape == (2, 15, 2)
 
 
-def test_each_step_adds_a_row(session, tmp_path):
-    path = tmp_path / "k"
-    manager = run(session, path, 3, fails_at=2, steps=4, save=SaveEvery(steps=3))
-    assert manager.latest() == Position(1, 2)
-    assert manager.history_of("energy").shape == (2, 6)
-    manager = run(session, path, 3, steps=4, save=SaveEvery(steps=3))
-    expect_rows(manager, 12)
-
-
 def test_one_damaged_old_chunk_does_not_damage_every_epoch(inproc_session, tmp_path, small_chunks):
     path = tmp_path / "k"
     manager = run(inproc_session, path, 4)

@@ -28,11 +28,6 @@ from jobrunner.checkpoint.storage.posix import PosixFiles
 from tests.jobs import Listener, RefusingFiles, count_until, counter
 
 
-@pytest.fixture
-def manager(tmp_path):
-    return MultiNodeCheckpointManager(tmp_path / "ckpt")
-
-
 @pytest.mark.processes
 def test_a_failing_task_is_named_and_the_job_resumes_from_the_last_epoch(session, manager):
     with pytest.raises(TaskFailedError) as caught:

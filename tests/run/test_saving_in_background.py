@@ -1,7 +1,6 @@
 """Asynchronous saves: epochs wait only for a copy, and every failure is reported."""
 
 import os
-import signal
 import threading
 import time
 
@@ -16,7 +15,6 @@ from jobrunner import (
     MultiNodeCheckpointManager,
     Node,
     SaveEvery,
-    Session,
     Task,
     TaskFailedError,
     current_task,
@@ -27,7 +25,7 @@ from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.positions import Position
 from jobrunner.workspace import Workspace
 from tests.blobs import Blobs
-from tests.jobs import Listener, RefusingFiles, count, counter
+from tests.jobs import Listener, count, counter
 from tests.saves import Save
 
 GATE = threading.Event()
@@ -143,25 +141,6 @@ def test_a_callback_that_waits_for_saves_reads_what_has_ended(session, tmp_path)
     assert seen == [0, 1, 2, 3]  # it is called before its epoch is saved
 
 
-def test_a_worker_that_is_lost_while_epochs_are_saved_costs_no_recorded_epoch(tmp_path):
-    def walk(n):
-        if n == 60 and current_task().node == "a" and not flag.exists():
-            flag.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return n + 1
-
-    flag = tmp_path / "flag"
-    manager, heard = MultiNodeCheckpointManager(tmp_path / "k"), Listener()
-    with Session.local(workers=2) as session:
-        result = JobRunner(tiny(100, walk), manager, callbacks=[heard]).run(session)
-        assert [session.fetch(Node(node)["n"]) for node in "ab"] == [100, 100]
-    assert (result.epoch, result.restarts) == (100, 1)
-    assert manager.epochs() == list(range(101))
-    assert heard.saved == list(range(101))  # each once: what was recorded did not run again
-    for epoch in (59, 60, 61, 99):
-        assert [manager.open(epoch)[node]["n"] for node in "ab"] == [epoch] * 2
-
-
 @pytest.mark.parametrize("budget_bytes", [0, 1_300_000])
 def test_blobs_beyond_the_budget_are_written_before_the_next_epoch(
     inproc_session, tmp_path, budget_bytes
@@ -169,16 +148,6 @@ def test_blobs_beyond_the_budget_are_written_before_the_next_epoch(
     manager = manager_of(tmp_path, budget_bytes=budget_bytes)
     JobRunner(growing(3), manager).run(inproc_session)
     assert [values(manager, epoch) for epoch in (1, 2, 3)] == [[{e}] * 2 for e in (1, 2, 3)]
-
-
-def test_a_failure_in_the_background_is_reported_and_epochs_continue(inproc_session, tmp_path):
-    manager, listener = manager_of(tmp_path, files=RefusingFiles(["/a.2"])), Listener()
-    result = JobRunner(growing(6), manager, callbacks=[listener]).run(inproc_session)
-    assert result.epoch == 6
-    assert 2 in [report.epoch for report in result.failed_saves]
-    assert "No space left" in result.failed_saves[0].error
-    assert (2 in manager.epochs(), manager.latest()) == (False, 6)
-    assert set(listener.saved) == set(range(7))  # also of the one that was not recorded
 
 
 class NoMemory(PosixFiles):

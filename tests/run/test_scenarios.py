@@ -4,14 +4,10 @@ The dataset of each node is 0..9. Init makes ``total = 100`` and a reader over t
 epoch adds at most three values to it; the job stops when the reader has run out.
 """
 
-import os
-
 import pytest
-import zarr
 
 from jobrunner import (
     CheckpointManager,
-    CopyTo,
     Job,
     JobRunner,
     MultiNodeCheckpointManager,
@@ -70,8 +66,7 @@ def nodes(request):
     return request.param
 
 
-def test_from_scratch_checkpointing_every_epoch(session, tmp_path, nodes):
-    manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
+def test_from_scratch_checkpointing_every_epoch(session, manager, nodes):
     result = JobRunner(build(nodes), manager).run(session)
     assert (result.epoch, result.resumed_from, result.restarts) == (4, None, 0)
     assert result.stopped_by == "trainer_0/read_three"
@@ -85,21 +80,18 @@ def test_from_scratch_checkpointing_every_epoch(session, tmp_path, nodes):
     assert [metrics["epoch"] for metrics in result.metrics] == [1, 2, 3, 4]
 
 
-def test_resume_from_each_epoch_in_turn(client, tmp_path, nodes):
-    path = tmp_path / "ckpt"
+def test_resume_from_each_epoch_in_turn(client, manager, nodes):
     with Session(client) as session:
-        JobRunner(build(nodes), MultiNodeCheckpointManager(path)).run(session)
+        JobRunner(build(nodes), manager).run(session)
     for epoch in TOTALS:
         with Session(client) as session:
-            runner = JobRunner(build(nodes), MultiNodeCheckpointManager(path), epoch)
-            result = runner.run(session)
-            assert result.resumed_from == epoch
-            assert result.epoch == 4
+            again = MultiNodeCheckpointManager(manager.path)
+            result = JobRunner(build(nodes), again, epoch).run(session)
+            assert (result.resumed_from, result.epoch) == (epoch, 4)
             assert totals(session, nodes) == [145] * nodes
 
 
-def test_load_an_epoch_and_fetch(client, tmp_path, nodes):
-    manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
+def test_load_an_epoch_and_fetch(client, manager, nodes):
     with Session(client) as session:
         JobRunner(build(nodes), manager).run(session)
     with Session(client) as session:
@@ -109,8 +101,7 @@ def test_load_an_epoch_and_fetch(client, tmp_path, nodes):
 
 
 @pytest.mark.processes
-def test_load_some_blobs_into_an_empty_workspace(client, tmp_path):
-    manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
+def test_load_some_blobs_into_an_empty_workspace(client, manager):
     runner = JobRunner(build(3), manager)
     with Session(client) as session:
         runner.run(session)
@@ -128,16 +119,6 @@ def test_load_some_blobs_into_an_empty_workspace(client, tmp_path):
         assert runner.load_blobs_from_checkpoints(wanted, 5, session) is False
 
 
-def test_an_upload_builder_copies_every_store(session, tmp_path, nodes):
-    manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
-    upload = CopyTo(tmp_path / "elsewhere")
-    JobRunner(build(nodes), manager, upload_task_group_builder=upload).run(session)
-    for i in range(nodes):
-        group = zarr.open_group(tmp_path / "elsewhere" / f"trainer_{i}.4", mode="r")
-        assert group.attrs  # scalars are attributes
-    assert sorted(os.listdir(tmp_path / "elsewhere")) == [f"trainer_{i}.4" for i in range(nodes)]
-
-
 def test_a_path_that_cannot_be_written_is_reported_and_every_epoch_runs(session, tmp_path, nodes):
     (tmp_path / "file").write_text("in the way")
     listener = Listener()
@@ -153,18 +134,9 @@ def test_a_path_that_cannot_be_written_is_reported_and_every_epoch_runs(session,
     assert last == "5 more saves failed, the last that of epoch 4."
 
 
-def test_download_runs_once_after_the_last_epoch_and_before_exit(session, tmp_path, nodes):
-    log = tmp_path / "log"
-    JobRunner(build(nodes, str(log)), MultiNodeCheckpointManager(tmp_path / "ckpt")).run(session)
-    lines = log.read_text().splitlines()
-    assert [line.split()[0] for line in lines] == ["download"] * nodes + ["exit"] * nodes
-    assert {line.split()[1] for line in lines} == {f"trainer_{i}" for i in range(nodes)}
-    assert {line.split(maxsplit=2)[2] for line in lines} == {"4 145"}
-
-
 @pytest.mark.processes
 def test_blobs_first_made_in_the_epoch_group_are_not_saved_nor_there_in_the_next_epoch(
-    session, tmp_path
+    session, tmp_path, manager
 ):
     seen = tmp_path / "seen"
 
@@ -178,7 +150,6 @@ def test_blobs_first_made_in_the_epoch_group_are_not_saved_nor_there_in_the_next
         first = Task(look, name="look")
         make = Task(lambda: 2, outputs="scratch", name="make", after=first)
         Task(look, name="look again", after=make)
-    manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
     JobRunner(job, manager, num_epochs=2).run(session)
     assert seen.read_text().split() == ["False", "True"] * 2
     for epoch in range(3):
@@ -194,9 +165,10 @@ def test_a_single_node_manager_does_the_same(session, tmp_path):
     assert JobRunner(build(), manager, 2).run(session).resumed_from == 2
 
 
-def test_a_finished_job_runs_no_further_epoch(client, tmp_path, nodes):
+def test_a_job_that_has_finished_runs_neither_epochs_nor_its_last_groups_again(
+    client, tmp_path, manager, nodes
+):
     log = tmp_path / "log"
-    manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
     for _ in range(3):
         with Session(client) as session:
             result = JobRunner(build(nodes, str(log)), manager).run(session)
@@ -204,5 +176,7 @@ def test_a_finished_job_runs_no_further_epoch(client, tmp_path, nodes):
             assert totals(session, nodes) == [145] * nodes
     assert result.resumed_from == 4
     assert result.metrics == []
-    # Download and exit had ended, so they did not run again.
-    assert len(log.read_text().splitlines()) == 2 * nodes
+    # Download and exit ran once, in this order, after the last epoch.
+    lines = [line.split() for line in log.read_text().splitlines()]
+    assert [what for what, *_ in lines] == ["download"] * nodes + ["exit"] * nodes
+    assert [rest for _, _, *rest in lines] == [["4", "145"]] * 2 * nodes

@@ -108,15 +108,6 @@ def test_a_stop_condition_may_be_of_the_epoch_end_group(session):
     assert any("until a/met" in step for step in JobRunner(job).plan_resume().steps)
 
 
-class Model:
-    """Notes in which step it is sent to another node."""
-
-    def __reduce__(self):
-        task = current_task()
-        CALLS.append(("sent", task.epoch, task.step))
-        return list, ()
-
-
 def test_a_task_runs_in_every_kth_step_and_its_blobs_stay_in_between(session):
     with Job("j", steps_per_epoch=5) as job:
         with job.init_group:
@@ -130,15 +121,6 @@ def test_a_task_runs_in_every_kth_step_and_its_blobs_stay_in_between(session):
     assert calls("reader") == [(1, 3), (2, 3)]
     assert len(calls("often")) == 10
     assert session.fetch(Node("a")["seen"])[1:3] == [2, 3]
-
-
-def test_a_value_is_sent_only_in_steps_in_which_a_task_reads_it(session):
-    with Job("j", steps_per_epoch=4) as job:
-        Task(Model, outputs="model", name="train", node="a")
-        Task(note, Node("a")["model"], name="validate", node="b", every=4)
-    epoch_limiter(job, 2)
-    JobRunner(job).run(session)
-    assert calls("sent") == [(1, 3), (2, 3)]
 
 
 def reads_its_output(job):

@@ -25,36 +25,6 @@ def manager(tmp_path):
     return MultiNodeCheckpointManager(tmp_path / "ckpt", asynchronous=False)
 
 
-HAS_BEGUN, MAY_END = threading.Event(), threading.Event()
-
-
-def wait(n):
-    HAS_BEGUN.set()
-    MAY_END.wait(30)
-    return n
-
-
-def test_a_signal_that_interrupts_no_wait_is_heard_soon(inproc_session):
-    sent = []
-
-    def interrupt():
-        HAS_BEGUN.wait(30)
-        time.sleep(0.2)  # the main thread waits for the worker now
-        sent.append(time.monotonic())
-        # To this thread, so that the main thread's wait goes on. The second does not wait for the epoch.
-        for _ in range(2):
-            signal.pthread_kill(threading.get_ident(), signal.SIGINT)
-            time.sleep(1)
-
-    threading.Thread(target=interrupt, daemon=True).start()
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            JobRunner(counter(8, wait)).run(inproc_session)
-        assert time.monotonic() - sent[0] < 5
-    finally:
-        MAY_END.set()
-
-
 def test_a_stopped_run_has_recorded_its_epoch_and_can_be_resumed(inproc_session, manager):
     runner = JobRunner(counter(8), manager, callbacks=[At(3, lambda: runner.stop("enough"))])
     with pytest.raises(RunStoppedError, match="stopped on request") as caught:
@@ -103,13 +73,14 @@ def test_the_first_signal_lets_the_epoch_end(inproc_session, manager, name):
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
-let_go = threading.Event()
+let_go, heard = threading.Event(), threading.Event()
 
 
 @pytest.fixture
 def hung():
     """Tasks that hang do so until the test is over."""
     let_go.clear()
+    heard.clear()
     yield
     let_go.set()
 
@@ -135,6 +106,25 @@ def test_the_second_ctrl_c_does_not_wait_for_the_epoch(inproc_session, manager, 
     with pytest.raises(KeyboardInterrupt):
         JobRunner(counter(8, hang), manager, callbacks=[Again()]).run(inproc_session)
     assert manager.latest() == 2
+
+
+class Hears:
+    def on_stop_asked(self, reason, at_once):
+        heard.set()
+
+
+def interrupt_this_thread(n):
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+    heard.wait(20)
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+    let_go.wait(20)
+
+
+def test_a_signal_that_interrupts_no_wait_is_heard_soon(inproc_session, hung):
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        JobRunner(counter(8, interrupt_this_thread), callbacks=[Hears()]).run(inproc_session)
+    assert time.monotonic() - began < 10
 
 
 def terminate_and_hang(n):
@@ -181,12 +171,6 @@ def test_without_a_checkpoint_a_job_of_several_steps_ends_its_epoch(inproc_sessi
     with pytest.raises(RunStoppedError, match="its epoch has ended") as caught:
         runner.run(inproc_session)
     assert (caught.value.epoch, inproc_session.fetch(Node("a")["n"])) == (2, 8)
-
-
-def test_a_job_at_its_end_finishes_even_if_it_is_stopped(inproc_session, manager):
-    runner = JobRunner(counter(3), manager, callbacks=[At(3, lambda: runner.stop())])
-    assert runner.run(inproc_session).epoch == 3
-    assert manager.directory.snapshot().is_done
 
 
 class Unplugged(PosixFiles):
