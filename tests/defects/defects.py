@@ -157,7 +157,9 @@ def existing(tests: Iterable[str]) -> list[str]:
     for test in tests:
         file, *_, name = test.split("::")
         path = ROOT / file
-        if path.is_file() and re.search(rf"^ *(def|class) {name}\b", path.read_text(), re.M):
+        if path.is_file() and re.search(
+            rf"^ *(async def|def|class) {name}\b", path.read_text(), re.M
+        ):
             found.append(test)
     return found
 
