@@ -155,7 +155,18 @@ def test_a_failing_task_shows_the_workers_traceback_and_no_other(run, tmp_path):
     assert "    Task(lambda n: n + 1 if n < 2 else 1 // 0," in error["remote_traceback"]
 
 
-def test_an_interrupted_run_keeps_its_epochs_and_says_how_to_resume(tmp_path, run):
+@pytest.mark.parametrize(
+    ("number", "exit_code", "told"),
+    [
+        (signal.SIGINT, 130, "Interrupted. The last recorded epoch is 2. To resume from it: "),
+        pytest.param(
+            signal.SIGTERM, 75, "again to resume from epoch 2.\n", marks=pytest.mark.nightly
+        ),
+    ],
+)
+def test_an_interrupted_run_keeps_its_epochs_and_says_how_to_resume(
+    tmp_path, run, number, exit_code, told
+):
     # The first epochs are quick; the third does not end.
     script = _write(tmp_path, step="lambda n: n + 1 if n != 2 else time.sleep(1e6)", limit=5)
     started = time.monotonic()
@@ -164,15 +175,16 @@ def test_an_interrupted_run_keeps_its_epochs_and_says_how_to_resume(tmp_path, ru
         await_true(lambda: manager.latest() == 2, "epoch 2", process)
         start_seconds = time.monotonic() - started
         # To the whole group, as a terminal does it.
-        os.killpg(process.pid, signal.SIGINT)
-        assert any("the run ends once its epoch" in line for line in process.stderr)
-        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid, number)
+        if number == signal.SIGINT:  # SIGTERM gives the epoch a second, as --grace says
+            assert any("the run ends once its epoch" in line for line in process.stderr)
+            os.killpg(process.pid, number)
         asked = time.monotonic()
         _, stderr = process.communicate()
-    assert process.returncode == 130, stderr
+    assert process.returncode == exit_code, stderr
     # Not as long as Dask would wait for that task. A busy machine, slow to start, is slow to end.
     assert time.monotonic() - asked < max(5, start_seconds), stderr
-    assert "Interrupted. The last recorded epoch is 2. To resume from it: " in stderr
+    assert told in stderr
     assert f"jobrunner run {script} --checkpoint runs --workers 1 --sync --grace 1" in stderr
     assert "Traceback" not in stderr
     _write(tmp_path, limit=5)
@@ -351,3 +363,11 @@ def build(token: str = "", db: str = "", rate: float = 1.0):
     assert "cAnArY" not in told.join(files)
     assert "--param rate=0.5" in page.read_text()
     assert "token=&#39;…&#39;" in page.read_text()
+
+
+@pytest.mark.nightly
+def test_a_run_goes_on_when_nobody_reads_its_output_any_more(tmp_path):
+    script = _write(tmp_path, limit=4)
+    command = f"'{sys.executable}' -m jobrunner run {script} --checkpoint runs --workers 1"
+    subprocess.run(["bash", "-c", f"{command} | head -1"], cwd=tmp_path, check=True)
+    assert MultiNodeCheckpointManager(tmp_path / "runs").latest() == 4

@@ -89,6 +89,13 @@ def test_a_url_with_credentials_is_refused_and_not_repeated(url: str, tmp_path: 
     assert CANARY not in told_by(caught.value)
 
 
+@pytest.mark.parametrize("path", [f"s3:{CANARY}", f"s3://bucket/runs#{CANARY}"])
+def test_the_path_of_a_directory_that_is_no_plain_url_is_not_repeated(path: str) -> None:
+    with pytest.raises(DefinitionError, match="not repeated") as caught:
+        MultiNodeCheckpointManager(path)
+    assert CANARY not in told_by(caught.value)
+
+
 def test_no_command_repeats_the_credentials_of_a_url(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
