@@ -1,6 +1,5 @@
 """Dask collections, `Delayed` objects and futures as arguments of init tasks."""
 
-import contextlib
 import os
 from collections import Counter
 from pathlib import Path
@@ -9,12 +8,11 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import CancelledError, wait
+from distributed import wait
 
 from jobrunner import (
     Blob,
     DefinitionError,
-    ExecutionError,
     Job,
     JobRunner,
     MultiNodeCheckpointManager,
@@ -177,29 +175,25 @@ def fail_once(block):
     return block
 
 
-def failing_job(**options):
-    CALLS["failed"] = 0
+def test_an_error_of_a_collection_is_that_of_its_task_and_may_be_transient(inproc_session):
     x = da.from_array(X, chunks=(8, 3)).map_blocks(fail_once, meta=X[:0])
-    with Job("j") as job:
-        with job.init_group:
-            Task(keep, outputs="part", node="n0", kwargs={"part": [x]}, **options)
-        epoch_limiter(job, 1)
-    return job
 
+    def run(transient_errors):
+        CALLS["failed"] = 0
+        with Job("j") as job:
+            with job.init_group:
+                about = {"kwargs": {"part": [x]}, "transient_errors": transient_errors}
+                Task(keep, outputs="part", node="n0", **about)
+            epoch_limiter(job, 1)
+        return JobRunner(job).run(inproc_session)
 
-def test_an_error_of_a_collection_is_that_of_its_task(inproc_session):
     with pytest.raises(
         TaskFailedError, match="Task n0/keep: 'part'.*WrongError: the disk"
     ) as caught:
-        JobRunner(failing_job()).run(inproc_session)
+        run(transient_errors=())
     assert isinstance(caught.value.__cause__, WrongError)
     assert (caught.value.node, caught.value.task, caught.value.group) == ("n0", "keep", "init")
-
-
-def test_a_transient_error_of_a_collection_is_tried_again(inproc_session, tmp_path):
-    job = failing_job(transient_errors=WrongError)
-    result = JobRunner(job, MultiNodeCheckpointManager(tmp_path)).run(inproc_session)
-    assert result.epoch == 1
+    assert run(transient_errors=WrongError).epoch == 1
     assert CALLS["failed"] > 1
 
 
@@ -250,14 +244,6 @@ def test_a_collection_may_ask_for_the_resource_that_nodes_hold(monkeypatch):
             JobRunner(job(), worker_wait_seconds=0.2).run(session)
 
 
-def die_once(flag):
-    try:
-        Path(flag).touch(exist_ok=False)
-    except FileExistsError:
-        return
-    os._exit(1)
-
-
 class Deadly:
     """Kills the process that copies it, the first time."""
 
@@ -265,35 +251,20 @@ class Deadly:
         self.flag = flag
 
     def __reduce__(self):
-        die_once(self.flag)
+        if not os.path.exists(self.flag):
+            Path(self.flag).touch()
+            os._exit(1)
         return Deadly, (self.flag,)
 
 
-@pytest.fixture
-def processes():
-    with Session.local(workers=2, threads_per_worker=1) as session:
-        yield session
-
-
-def test_a_worker_that_dies_while_a_value_is_delivered_costs_only_time(processes, tmp_path):
+def test_a_worker_that_dies_while_a_value_is_delivered_costs_only_time(tmp_path):
     flag = str(tmp_path / "died")
     with Job("deadly") as job:
         with job.init_group:
             kwargs = {"part": dask.delayed(Deadly)(flag)}
             Task.on_each(NODES, lambda part: 1, outputs="part", kwargs=kwargs, name="one")
         epoch_limiter(job, 1)
-    result = JobRunner(job, MultiNodeCheckpointManager(tmp_path / "run")).run(processes)
+    with Session.local(workers=2, threads_per_worker=1) as session:
+        result = JobRunner(job, MultiNodeCheckpointManager(tmp_path / "run")).run(session)
     assert Path(flag).exists()
     assert result.restarts == 1
-
-
-def test_data_that_died_with_their_worker_are_named(processes, tmp_path):
-    client = processes.client
-    first = next(iter(client.scheduler_info()["workers"]))
-    data = client.scatter(X, workers=[first])
-    death = client.submit(die_once, str(tmp_path / "died"), workers=[first])
-    with contextlib.suppress(CancelledError):  # once the client has heard of it
-        while any(client.who_has([data]).values()):
-            death.done()
-    with pytest.raises(ExecutionError, match="its data are gone, and Dask cannot make them again"):
-        JobRunner(job_of(kwargs={"part": data})).run(processes)

@@ -22,7 +22,6 @@ from jobrunner import (
     TaskFailedError,
     WorkspaceType,
     current_task,
-    epoch_limiter,
 )
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from tests.jobs import Listener, RefusingFiles, count_until, counter
@@ -82,14 +81,6 @@ def test_a_blob_that_cannot_be_saved_is_named_before_epoch_1(session, manager):
     for part in ("'lock'", "'a'", "transient", "codec", "allow_pickle"):
         assert part in str(caught.value)
     assert ran == []
-
-
-def test_a_job_that_would_never_end_is_refused_and_can_be_fixed(session):
-    job = counter()
-    with pytest.raises(DefinitionError, match=r"never end.*num_epochs=n\) or --epochs n\.$"):
-        JobRunner(job).run(session)
-    epoch_limiter(job, 2)
-    assert JobRunner(job).run(session).epoch == 2
 
 
 def test_one_runner_at_a_time_in_a_session(session):
@@ -315,13 +306,3 @@ def test_a_run_whose_saves_fail_for_long_ends(session, tmp_path, monkeypatch):
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt", files=files, asynchronous=False)
     with pytest.raises(CheckpointWriteError, match="The last 3 saves have failed.*No space left"):
         JobRunner(counter(9), manager).run(session)
-
-
-def test_without_a_manager_nothing_is_written_and_every_run_begins_at_the_start(
-    inproc_session, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    for _ in range(2):
-        result = JobRunner(counter(3)).run(inproc_session)
-        assert (result.resumed_from, len(result.metrics), result.saves) == (None, 3, [])
-    assert not list(tmp_path.iterdir())

@@ -95,7 +95,7 @@ def test_another_number_of_nodes_resumes_with_other_parts(inproc_session, tmp_pa
     assert np.array_equal(np.asarray(manager.open(3).array("u")), whole + 300)
 
 
-def test_a_blob_is_shared_in_one_way_only():
+def test_a_blob_is_shared_in_one_way_only_and_parts_are_saved():
     with pytest.raises(DefinitionError, match="one of"):
         Blob("w", replicated=True, transient=True)
     with pytest.raises(DefinitionError, match="axis"):
@@ -105,10 +105,7 @@ def test_a_blob_is_shared_in_one_way_only():
         Task(lambda: 1, outputs=Blob("w", partition=0), node="b")
     with pytest.raises(DefinitionError, match="both replicated and partitioned"):
         job.compile()
-
-
-def test_a_blob_that_is_not_saved_cannot_be_partitioned():
-    with Job("private") as job:
+    with Job("not saved") as job:
         Task(lambda: 1, outputs=Blob("w", partition=0), node="a")
     with pytest.raises(DefinitionError, match="not checkpointed"):
         job.compile()
