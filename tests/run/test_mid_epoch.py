@@ -28,7 +28,6 @@ def train(session, path, every, last, **options):
 
     def step(n):
         task = current_task()
-        assert task.epoch is not None
         if (task.epoch, task.step) == (last, 1):
             raise ValueError
         task.report(loss=10 * task.epoch + task.step)
@@ -37,7 +36,7 @@ def train(session, path, every, last, **options):
     job = counter(20, step, steps_per_epoch=2)
     manager = MultiNodeCheckpointManager(path, save=SaveEvery(steps=every), **options)
     with pytest.raises(TaskFailedError):
-        JobRunner(job, manager, callbacks=[]).run(session)
+        JobRunner(job, manager).run(session)
 
 
 def recorded(manager):
@@ -50,17 +49,12 @@ def invoke(*args):
     return text, json.loads(CliRunner().invoke(main, [*words, "--json"]).stdout)
 
 
-@pytest.fixture
-def runs(inproc_session, tmp_path):
-    """Directory 0 to 3, and the first step of epoch 4."""
-    train(inproc_session, tmp_path / "runs", every=1, last=4)
-    manager = MultiNodeCheckpointManager(tmp_path / "runs")
+def test_commands_show_whole_epochs_and_the_step(inproc_session, tmp_path):
+    runs = tmp_path / "runs"
+    train(inproc_session, runs, every=1, last=4)
+    manager = MultiNodeCheckpointManager(runs)
     assert manager.epochs() == [0, 1, 2, 3]
     assert recorded(manager) == [0, 1, 2, 3, Position(3, 1)]
-    return tmp_path / "runs"
-
-
-def test_commands_show_whole_epochs_and_the_step(runs):
     text, data = invoke("ls", runs)
     assert [line.split()[0] for line in text.splitlines()[1:6]] == ["0", "1", "2", "3", "3.s1"]
     *_, whole, last = data["epochs"]
@@ -77,7 +71,6 @@ def test_commands_show_whole_epochs_and_the_step(runs):
     assert [blob["blob"] for blob in data["differences"]] == ["n"]
     text, _ = invoke("pin", runs, "3.s1")
     assert "Epoch 3.s1 is pinned: kept." in text
-    manager = MultiNodeCheckpointManager(runs)
     assert (manager.open(Position(3, 1)).step, manager.open(3).step) == (1, 0)
     CliRunner().invoke(main, ["copy", str(runs), "3.s1", str(runs.parent / "copy")])
     text, _ = invoke("info", runs.parent / "copy", "latest")

@@ -128,16 +128,9 @@ def left(process_cluster):
         yield check
 
 
-def await_threads(before):
-    """Wait until all new threads have ended."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while True:
-        new = set(threading.enumerate()) - before
-        names = [t.name for t in new if not t.name.startswith("Dask-Offload")]
-        if not names or time.monotonic() > deadline:
-            assert names == []
-            return
-        time.sleep(0.02)
+def names_of_new_threads(before):
+    names = [thread.name for thread in set(threading.enumerate()) - before]
+    return [name for name in names if not name.startswith("Dask-Offload")]
 
 
 def end_well(session, manager, flag):
@@ -176,7 +169,7 @@ def test_a_run_leaves_nothing_behind(process_cluster, left, tmp_path, end):
     with Session.connect(process_cluster.scheduler_address) as session:
         end(session, MultiNodeCheckpointManager(tmp_path / "ckpt"), tmp_path / "flag")
     left()
-    await_threads(before)
+    await_true(lambda: not names_of_new_threads(before), "the end of the run's threads")
 
 
 def drive(address, path):

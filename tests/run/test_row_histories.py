@@ -227,25 +227,18 @@ def test_a_job_resumes_from_the_rows_that_were_copied_after_its_last_epoch(
     expect_rows(run(inproc_session, tmp_path / "copy", 5), 5)
 
 
-def test_nodes_and_blobs_take_their_rows_along_under_new_names(session, tmp_path):
+def test_a_renamed_node_takes_its_rows_along_and_a_new_one_begins_without(session, tmp_path):
     run(session, tmp_path / "k", 3)
     names = ("chain:1", "other")
     rename = {"chain:0": "chain:1", "chain:1": "other"}
     manager = run(session, tmp_path / "k", 5, nodes=names, rename=rename)
     expect_rows(manager, 5, names)
-
-
-def test_a_new_node_begins_without_rows(session, tmp_path):
-    run(session, tmp_path / "k", 3)
-    nodes = (*NODES, "chain:2")
-    manager = run(session, tmp_path / "k", 5, nodes=nodes, missing="init")
-    with pytest.raises(
-        DefinitionError,
-        match=r"float64\[15, 2\] at node .chain:0., and float64\[6, 2\] at node .chain:2",
-    ):
+    run(session, tmp_path / "k", 7, nodes=(*names, "new"), missing="init")
+    says = r"float64\[21, 2\] at node .chain:1., and float64\[6, 2\] at node .new"
+    with pytest.raises(DefinitionError, match=says):
         manager.history_of("draws")
-    assert manager.history_of("draws", nodes=["chain:2"]).shape == (1, 6, 2)
-    assert manager.history_of("draws", nodes=NODES).shape == (2, 15, 2)
+    assert manager.history_of("draws", nodes=["new"]).shape == (1, 6, 2)
+    assert manager.history_of("draws", nodes=names).shape == (2, 21, 2)
 
 
 def test_one_damaged_old_chunk_does_not_damage_every_epoch(inproc_session, tmp_path, small_chunks):
