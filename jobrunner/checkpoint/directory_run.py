@@ -175,12 +175,7 @@ class DirectoryRun:
         lock = RunLock(directory.files, path, directory.log, nodes, beat_seconds, status)
         try:
             with writing(directory, "the directory could not be locked"):
-                before = directory.log.known()
-                holder = before.holder
-                if holder is not None and not before.is_ended:  # its heartbeat is removed below
-                    with contextlib.suppress(OSError, CheckpointError):
-                        beat = read_beat(directory.files, path, holder.run)
-                        info = {**info, "seen": {holder.run: beat.time}}
+                info = {**info, **self._last_beat()}
                 lock.take(as_json(info, "info"), patience, take_over=self.take_over)
             self.lock = lock
             directory.is_taken, directory.loaded = True, None
@@ -197,10 +192,22 @@ class DirectoryRun:
             if self.lock is None:
                 lock.leave()
             elif directory.log.repairs:
-                self.leave()  # its `end` would say that the log is repaired
+                self.leave()  # an `end` entry would say that the log is repaired, which it is not
             else:
                 self.end()
             raise
+
+    def _last_beat(self) -> dict[str, Any]:
+        """When the run before was seen last, if it did not end: its heartbeat will be removed."""
+        before = self.directory.log.known()
+        holder = before.holder
+        if holder is None or before.is_ended:
+            return {}
+        try:
+            beat = read_beat(self.directory.files, self.directory.path, holder.run)
+        except (OSError, CheckpointError):
+            return {}
+        return {"seen": {holder.run: beat.time}}
 
     def end(self, outcome: Mapping[str, Any] | None = None) -> None:
         """Abandon open saves and release the directory, so that another run may take it at once.

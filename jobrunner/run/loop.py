@@ -247,7 +247,10 @@ class Run:
         if manager is None:
             return decided
         lock, before = manager.run.lock, decided.snapshot
-        if self.has_begun or lock is None or before is None or before.number != lock.number - 1:
+        if self.has_begun or lock is None or before is None:
+            return self._decide()
+        have_others_appended = before.number != lock.number - 1
+        if have_others_appended:
             return self._decide()
         return replace(decided, in_use="")
 
@@ -257,9 +260,10 @@ class Run:
         while True:
             resume, origin = self.resume, self.resume.origin
             if not self.binding.arrivals.has(resume.first_group):
-                # Epoch 5 was to be loaded, so no collection for init tasks was computed. It is damaged,
-                # and no other is whole: now init tasks need them. The leases of the nodes may hold the
-                # resources that the collections ask for, so they are computed before new leases.
+                # The nodes were bound for a load, which needs none of the collections of init tasks. But
+                # the epoch is damaged, and no other is whole, so the init group runs after all. Bind
+                # anew: collections are computed before the leases, which may hold the resources that
+                # they ask for.
                 self._bind(stays=True)
                 self.saver.start(self.binding)
             if origin is None:
