@@ -47,7 +47,7 @@ def remove(file: Path) -> None:
 
 
 def duplicate(file: Path) -> None:
-    other = file.with_name(f"{int(file.stem) ^ 1:010d}.json")
+    other = file.with_name(f"{abs(int(file.stem) - 1):010d}.json")
     shutil.copyfile(other, file)
 
 
