@@ -7,7 +7,8 @@ import sys
 import pytest
 from distributed import Client, LocalCluster
 
-from jobrunner import Job, JobRunner, Node, PlacementError, Session, Task
+from jobrunner import JobRunner, Node, PlacementError, Session
+from tests.jobs import At, counter
 
 STRANGERS = """
 import asyncio, importlib.abc, sys
@@ -59,8 +60,8 @@ class Strangers:
         for address in self.addresses:
             work = client.submit(os.getpid, workers=[address], pure=False)
             assert work.result(timeout=20) == self.process.pid
-        plugins = client.run(lambda dask_worker: sorted(dask_worker.plugins))
-        assert not any("jobrunner" in name for a in self.addresses for name in plugins[a])
+        plugins = client.run(lambda dask_worker: str(dask_worker.plugins), workers=self.addresses)
+        assert "jobrunner" not in str(plugins)
         said = self._log.read_text()
         assert "Error" not in said
         assert "WARNING" not in said
@@ -91,44 +92,29 @@ def strangers(cluster, tmp_path):
 
 
 def test_workers_without_jobrunner_work_on_and_get_no_nodes(cluster, client, strangers, caplog):
-    def ours(epoch):
+    def count_here(n):
         assert os.getpid() == here
-        return epoch + 1
+        return n + 1
 
-    here = os.getpid()
-    with Job("count") as job:
-        for name in "abc":
-            with Node(name):
-                with job.init_group:
-                    Task(lambda: 0, outputs="x", name="zero")
-                Task(ours, inputs="x", outputs="x", name="add")
-
+    here, job = os.getpid(), counter(3, count_here, nodes="abc")
     strangers.join()
-    with Session(client) as session:
-        plan = job.compile()
-        with pytest.raises(PlacementError, match="no worker of the cluster can run") as caught:
-            session.bind(plan, wait_seconds=0)
-        assert f"{strangers.addresses[0]}: jobrunner is not installed there" in str(caught.value)
+    with (
+        Session(client) as session,
+        pytest.raises(PlacementError, match="tcp.*: jobrunner is not installed there"),
+    ):
+        session.bind(job.compile(), wait_seconds=0)
     strangers.check(client)
 
     cluster.scale(2)
     client.wait_for_workers(3, timeout=20)
     caplog.clear()
-
-    class Join:
-        def on_epoch(self, epoch, seconds, metrics):
-            if epoch == 1:
-                strangers.join()
-
     with Session(client) as session:
-        JobRunner(job, num_epochs=3, callbacks=[Join()]).run(session)
-        JobRunner(job, num_epochs=1).run(session)
-        assert session.fetch(Node("a")["x"]) == 1
+        JobRunner(job, callbacks=[At(1, strangers.join)]).run(session)
+        JobRunner(job).run(session)
+        assert session.fetch(Node("a")["n"]) == 3
         # Each placement names those that it found.
         warned = [r.getMessage() for r in caplog.records if r.name == "jobrunner.cluster.leases"]
-        assert warned[0].count("not installed there") == 1
-        assert warned[-1].count("not installed there") == 2
-    strangers.join()
+        assert [text.count("not installed there") for text in warned] == [1, 2]
     strangers.check(client)
-    registered = client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.worker_plugins)
-    assert [name for name in registered if "jobrunner" in name] == []
+    registered = client.run_on_scheduler(lambda dask_scheduler: str(dask_scheduler.worker_plugins))
+    assert "jobrunner" not in registered

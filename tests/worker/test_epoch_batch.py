@@ -7,7 +7,6 @@ from jobrunner.worker.epoch_batch import (
     AHEAD_SECONDS,
     LEAST_AHEAD_RUNS,
     MOST_AHEAD_RUNS,
-    PROGRESS_RUNS,
     WINDOW_RUNS,
     EpochBatch,
     Grant,
@@ -19,15 +18,6 @@ from tests.sampling import examples
 
 def run(batch, stopped=()):
     return batch.end_run(list(stopped), "")
-
-
-def test_a_true_condition_ends_the_batch_on_lead_and_followers():
-    batch = EpochBatch(1, RunOrder(epochs=10, is_judged=True, seconds=60), ["b"])
-    run(batch)
-    assert batch.extend() == Grant(2, False)
-    run(batch, ["a/stop"])
-    assert batch.extend() == Grant(2, True)
-    assert batch.action() == "end"
 
 
 def test_after_the_time_limit_the_granted_epochs_still_run():
@@ -43,18 +33,12 @@ def test_after_the_time_limit_the_granted_epochs_still_run():
     assert sum(ended["seconds"] for ended in batch.ended) == 2.0
 
 
-def test_a_follower_waits_for_grants_and_reports_progress():
+def test_a_late_grant_takes_nothing_back():
     batch = EpochBatch(1, RunOrder(epochs=100), None)
+    batch.hear(Grant(5, False))
+    batch.hear(Grant(1, False))
     run(batch)
-    assert batch.action() == "wait"
-    batch.hear(Grant(PROGRESS_RUNS, False))
-    batch.hear(Grant(1, False))  # an old one
     assert batch.action() == "run"
-    for _ in range(PROGRESS_RUNS - 2):
-        assert run(batch) is None
-    assert run(batch) == PROGRESS_RUNS
-    batch.hear(Grant(PROGRESS_RUNS, True))
-    assert batch.action() == "end"
 
 
 def test_a_late_report_counts_for_nothing():
