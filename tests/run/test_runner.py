@@ -230,7 +230,7 @@ def test_a_finished_job_whose_last_epoch_is_damaged_finishes_again(session, mana
     assert (result.resumed_from, result.epoch) == (2, 3)
     damaged, aside = heard.warnings
     assert "set aside" not in damaged  # not before an earlier epoch is loaded
-    assert "Resume with" not in damaged  # the run does so by itself
+    assert "Use another epoch" not in damaged  # the run does so by itself
     assert aside.startswith("Epoch 3, which is damaged, is now set aside")
     assert again.job.exit_group.find("a", "leave").output().fetch() == 3
     assert manager.directory.snapshot().is_done
