@@ -358,6 +358,19 @@ def test_storage_that_hangs_during_a_load_ends_the_run(inproc_client, tmp_path, 
         JobRunner(two_nodes(3), manager).run(session)
 
 
+def test_of_saves_that_fail_in_a_row_the_first_is_named_and_the_others_are_counted(
+    inproc_session, tmp_path
+):
+    files = RefusingFiles([f"/a.{epoch}" for epoch in (2, 3, 4, 6)])
+    manager = manager_of(tmp_path, files=files, asynchronous=False)
+    listener = Listener()
+    JobRunner(counter(6), manager, callbacks=[listener]).run(inproc_session)
+    first, more, last = listener.warnings
+    assert first.startswith("Epoch 2 was not saved: ")
+    assert more == "2 more saves failed, the last that of epoch 4."
+    assert last.startswith("Epoch 6 was not saved: ")
+
+
 def test_a_disk_that_will_soon_be_full_is_warned_of_once(inproc_session, tmp_path, monkeypatch):
     names = iter(range(1000, 0, -1))
 
