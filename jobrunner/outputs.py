@@ -44,7 +44,10 @@ def refuse_within_checkpoint(path: str | os.PathLike[str]) -> None:
     A stranger may have put links there.
     """
     if "://" in os.fspath(path):
-        raise DefinitionError(f"Cannot write {os.fspath(path)}: it is a URL. Name a file.")
+        raise DefinitionError(
+            "Cannot write to a URL, which may contain credentials, so it is not repeated here. Name a "
+            "file."
+        )
     for outer in Path(os.path.realpath(path)).parents:
         if os.path.isdir(outer / LOG_DIRECTORY):
             raise DefinitionError(

@@ -63,7 +63,7 @@ def test_a_file_is_replaced_whole_and_keeps_its_rights(name, runs, tmp_path, mon
         ("pipe", "is no file"),
         ("none/report.html", "there is no directory"),
         (f"{'long' * 100}/report.html", "there is no directory"),  # nor may anybody look for one
-        ("s3://KEY:CANARY/x@bucket/dir", "it is a URL"),
+        ("s3://KEY:CANARY/x@bucket/dir", "Cannot write to a URL, which may contain credentials"),
     ],
 )
 def test_what_cannot_be_written_is_refused_first(path, why, runs, tmp_path, monkeypatch):

@@ -57,6 +57,7 @@ URLS = [
     f" s3://AKIA:{CANARY}@bucket",
     f"simplecache::s3://AKIA:{CANARY}@bucket/runs",
     f"s3://AKIA%3A{CANARY}%40bucket/runs",
+    f"s3://bucket/runs#{CANARY}",
 ]
 
 
@@ -89,10 +90,9 @@ def test_a_url_with_credentials_is_refused_and_not_repeated(url: str, tmp_path: 
     assert CANARY not in told_by(caught.value)
 
 
-@pytest.mark.parametrize("path", [f"s3:{CANARY}", f"s3://bucket/runs#{CANARY}"])
-def test_the_path_of_a_directory_that_is_no_plain_url_is_not_repeated(path: str) -> None:
+def test_the_url_of_a_directory_without_slashes_is_not_repeated() -> None:
     with pytest.raises(DefinitionError, match="not repeated") as caught:
-        MultiNodeCheckpointManager(path)
+        MultiNodeCheckpointManager(f"s3:{CANARY}")
     assert CANARY not in told_by(caught.value)
 
 
