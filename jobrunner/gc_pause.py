@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+
+class _Pauses:
+    """The pauses of all threads of this process."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.count = 0
+        self.was_enabled = False  # before the first of them
+
+
+_pauses = _Pauses()
 
 
 @contextmanager
@@ -12,12 +25,19 @@ def gc_paused() -> Iterator[None]:
     """Pause Python's garbage collector while many small objects are made, none of them garbage.
 
     A plan of 100,000 tasks is millions of objects: collections would take half of the time to compile.
-    If pauses overlap in several threads, the first one to end may resume it early, which costs only time.
+    Pauses may overlap in several threads; the last one to end resumes the collector.
     """
-    was_enabled = gc.isenabled()
-    gc.disable()
+    # Without the lock, one thread sees the collector off, because another has paused it. The other
+    # resumes it, then the first one turns it off: and nobody would turn it on any more.
+    with _pauses.lock:
+        if _pauses.count == 0:
+            _pauses.was_enabled = gc.isenabled()
+            gc.disable()
+        _pauses.count += 1
     try:
         yield
     finally:
-        if was_enabled:
-            gc.enable()
+        with _pauses.lock:
+            _pauses.count -= 1
+            if _pauses.count == 0 and _pauses.was_enabled:
+                gc.enable()
